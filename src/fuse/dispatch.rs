@@ -15,7 +15,6 @@ use std::ffi::OsStr;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
-use std::sync::Arc;
 use std::time::SystemTime;
 
 use fuser::{
@@ -27,17 +26,14 @@ use fuser::{
 };
 
 use crate::error::{FsError, FsResult};
-use crate::fs::{Caller, LinkReply, PrivilegeBits, RenameMode, SetAttr};
+use crate::fs::{Caller, RenameMode, SetAttr};
 use crate::fuse::counters::Op;
 use crate::fuse::gate::GATE_CLOSED;
 use crate::fuse::init;
-use crate::fuse::privileges::Requester;
 use crate::fuse::readdirplus::Readdirplus;
-use crate::fuse::rename_barrier;
 use crate::fuse::reply::Call;
 use crate::fuse::server::{Server, name_of};
 use crate::fuse::translate::{FOREVER, decode_device, no_entry, node, set_time};
-use crate::sys;
 use crate::types::{FileKind, NodeId};
 
 fn caller(request: &Request) -> Caller {
@@ -100,17 +96,7 @@ impl Filesystem for Server {
 
     fn getattr(&self, request: &Request, ino: INodeNo, _fh: Option<FileHandle>, reply: ReplyAttr) {
         let Some(_admitted) = self.gate.enter() else { return reply.error(GATE_CLOSED) };
-        if node(ino).is_in_snapdir() {
-            return self.snapdir_getattr(self.call(Op::Getattr, request, ino, None), reply);
-        }
-        let call = self.call(Op::Getattr, request, ino, None);
-        let found = self.fs.getattr(node(ino));
-        if found.is_err() || !self.fs.needs_invalidation(node(ino)) {
-            call.reply_attr(found, reply);
-            return self.invalidate_drifted();
-        }
-        let call: Call<'static> = Call { name: None, ..call };
-        self.reply_after_invalidation(node(ino), move |attr| call.reply_attr(attr, reply));
+        self.serve_getattr(request, ino, reply);
     }
 
     fn setattr(
@@ -132,61 +118,14 @@ impl Filesystem for Server {
         reply: ReplyAttr,
     ) {
         let Some(_admitted) = self.gate.enter() else { return reply.error(GATE_CLOSED) };
-        let call = self.call(Op::Setattr, request, ino, None);
-        if node(ino).is_in_snapdir() {
-            return reply.error(call.refuse(&FsError::ReadOnly));
-        }
-        let set = SetAttr {
-            mode,
-            uid,
-            gid,
-            size,
-            atime: atime.map(set_time),
-            mtime: mtime.map(set_time),
-        };
-        let requester = Requester::of(request);
-        let privileges = PrivilegeBits::AsCaller(&requester);
-        let result = self.sync_if_required(self.fs.setattr(node(ino), set, privileges));
-        if size.is_some() {
-            self.recent_writeback.note(node(ino));
-        }
-        // Not after a truncation: until the reply, the kernel keeps dirty pages back that it must
-        // write before it can invalidate.
-        if result.is_ok() && size.is_none() && self.fs.needs_invalidation(node(ino)) {
-            let call: Call<'static> = Call { name: None, ..call };
-            self.reply_after_invalidation(node(ino), move |attr| call.reply_attr(attr, reply));
-        } else {
-            call.reply_attr(result, reply);
-        }
-        self.invalidate_drifted();
+        let (atime, mtime) = (atime.map(set_time), mtime.map(set_time));
+        let set = SetAttr { mode, uid, gid, size, atime, mtime };
+        self.serve_setattr(request, ino, set, reply);
     }
 
     fn readlink(&self, request: &Request, ino: INodeNo, reply: ReplyData) {
         let Some(_admitted) = self.gate.enter() else { return reply.error(GATE_CLOSED) };
-        let call: Call<'static> = self.call(Op::Readlink, request, ino, None);
-        if node(ino).is_in_snapdir() {
-            return self.snapdir_readlink(call, reply);
-        }
-        // A process that called readlink(2) may see the stored text. It is blocked in that call
-        // now, so the check cannot be outdated.
-        if self.fs.tells_stored_text_of(node(ino))
-            && sys::proc::is_in_readlink(request.pid()) == Some(true)
-        {
-            return call.reply_data(self.fs.link_text(node(ino)), reply);
-        }
-        match self.fs.readlink(node(ino), request.pid()) {
-            Ok(LinkReply::Text(text)) => reply.data(&text),
-            Err(error) => reply.error(call.refuse(&error)),
-            Ok(LinkReply::Wait(first)) => {
-                let (fs, channel) = (Arc::clone(&self.fs), Arc::clone(&self.channel));
-                self.barrier_workers.run(move || {
-                    call.reply_data(
-                        rename_barrier::readlink(&fs, &channel, node(ino), call.pid, first),
-                        reply,
-                    );
-                });
-            }
-        }
+        self.serve_readlink(request, ino, reply);
     }
 
     fn mknod(
@@ -445,20 +384,7 @@ impl Filesystem for Server {
 
     fn statfs(&self, request: &Request, ino: INodeNo, reply: ReplyStatfs) {
         let Some(_admitted) = self.gate.enter() else { return reply.error(GATE_CLOSED) };
-        let call = self.call(Op::Statfs, request, ino, None);
-        match self.fs.statfs() {
-            Ok(space) => reply.statfs(
-                space.blocks,
-                space.free,
-                space.available,
-                space.files,
-                space.files_free,
-                space.block_size,
-                255,
-                space.block_size,
-            ),
-            Err(error) => reply.error(call.refuse(&error)),
-        }
+        self.serve_statfs(request, ino, reply);
     }
 
     fn setxattr(

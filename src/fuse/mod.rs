@@ -9,6 +9,7 @@
 //! * Another process may make the mount in its own mount namespace and hand it over ([`adopt`]).
 //!   This process then holds the session and the root. It can end the mount but not unmount it.
 
+mod attr_ops;
 mod counters;
 mod data_ops;
 mod discarded_writes;

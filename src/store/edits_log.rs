@@ -1,17 +1,21 @@
-//! What edits replaced: the log of the versions of files, `STORE/history/HEAD`.
+//! The edit history of single files on disk: the log `history/HEAD`.
 //!
 //! ```text
-//! history/main      log of EditsLogRecord: which content each path had before each edit, as references into pools and the base
-//! history/main.bad  one that could not be read, set aside
+//! history/main      log of EditsLogRecord: the content of each path before each edit, as
+//!                   references into pools and the base
+//! history/main.bad  a log that could not be read
 //! ```
 //!
-//! It is a convenience, unlike everything else in a store: nothing here makes an operation fail. A log that cannot be read is set
-//! aside with one warning, one that cannot be written is told once and written anew when that works again.
+//! The edit history is a convenience, so nothing here makes an operation fail. A log that cannot be
+//! read is renamed, with one warning. If the log cannot be written, jailfs warns once, and writes
+//! it anew when that works again.
 //!
 //! Always true:
-//! * a version is believed after a power cut only if a later [`EditsLogRecord::SyncedTo`] covers its record;
-//! * before content goes to which a version referred, the log says durably that it does not any more, or is gone
-//!   ([`EditsLog::begin_secure`]). So a version that is read refers to the bytes that it was made of.
+//! * After a power cut, a version is valid only if a later [`EditsLogRecord::SyncedTo`] covers its
+//!   record.
+//! * Before content of a version is freed, the log records, synced, that the version no longer
+//!   refers to it, or is dropped ([`EditsLog::begin_secure`]). So a version that is read refers to
+//!   its own bytes.
 
 use std::fs::File;
 use std::sync::Arc;
@@ -30,58 +34,58 @@ use crate::tree::{Node, Source};
 use crate::types::{ByteRange, Epoch, Ino, Timestamp, TreePath};
 
 const DIR: &str = "history";
-/// A log of fewer bytes is never written anew.
+/// A log of fewer bytes is never rewritten.
 const SMALL_LOG: u64 = 1 << 20;
 
-/// How the edit began that replaced a version.
+/// The kind of operation that began an edit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum How {
-    /// By a write.
+    /// A write.
     Written,
-    /// By a truncation.
+    /// A truncation.
     Truncated,
-    /// Another file was renamed over it.
+    /// Another file was renamed over the path.
     Replaced,
-    /// Its name was removed.
+    /// The name was removed.
     Removed,
-    /// It was renamed to another name.
+    /// The file was renamed to another path.
     Moved,
-    /// By a restore, a discard or an op restore.
+    /// A restore, a discard or an op restore.
     Restored,
-    /// By an undo or a redo.
+    /// An undo or a redo.
     Undone,
 }
 
 /// The content that a path had.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Content {
-    /// The number of the file.
+    /// The inode number of the file.
     pub ino: Ino,
-    /// Its record.
+    /// Its node.
     pub node: Node,
-    /// The epoch of the base to which its extents refer.
+    /// The epoch of the base that its extents refer to.
     pub epoch: Epoch,
-    /// Where its bytes are, in order; what is between them reads as zeros.
+    /// Where its bytes are stored, in order. Gaps read as zeros.
     pub extents: Vec<(ByteRange, Source)>,
 }
 
-/// What a path was before an edit.
+/// The state of a path before an edit.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Version {
     /// When the edit began.
     pub time: Timestamp,
-    /// How.
+    /// The operation that began it.
     pub how: How,
-    /// The content; none if there was no file.
+    /// The content; `None` if there was no file.
     pub content: Option<Arc<Content>>,
 }
 
-/// How much is kept.
+/// The limits of the edit history.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Bounds {
-    /// Versions of each path; 0 keeps nothing.
+    /// Versions of each path; 0 keeps none.
     pub versions: u32,
-    /// Bytes of content that only versions need, over all paths.
+    /// Bytes of content that only versions refer to, over all paths.
     pub bytes: u64,
 }
 
@@ -91,103 +95,104 @@ impl Default for Bounds {
     }
 }
 
-/// A version with its number and whether its bytes were synced.
+/// A version with its number, and whether its bytes are synced.
 pub type Numbered = (u32, Version, bool);
 
 /// A record of the log.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum EditsLogRecord {
-    /// A process began to write.
+    /// A process opened the log for writing.
     Opened {
-        /// Under which boot, and in which mount.
+        /// Its boot and its mount of the store's filesystem.
         writer: Writer,
     },
-    /// How much is kept from here on.
+    /// The limits from now on.
     Bounds(Bounds),
-    /// Edits began: what these paths had until then.
+    /// Edits began. These are the versions before them.
     Kept(Vec<(TreePath, Version)>),
-    /// A file was moved: its versions are those of its new path, too, if that has none.
+    /// A file was renamed. The new path gets its versions, if it has none of its own.
     Copied {
         /// The old path.
         from: TreePath,
         /// The new one.
         to: TreePath,
     },
-    /// A directory was moved: all below it has another path.
+    /// A directory was renamed. Every path below it changes.
     Moved {
         /// The old path.
         from: TreePath,
         /// The new one.
         to: TreePath,
     },
-    /// Two directories changed places.
+    /// Two directories were exchanged.
     Exchanged {
         /// The path of one.
         a: TreePath,
         /// The path of the other.
         b: TreePath,
     },
-    /// An undo or a redo went to a version of a path, or back to what was before the first undo.
+    /// An undo or a redo went to a version of a path, or back to the content before the first
+    /// undo.
     At {
         /// The path.
         path: TreePath,
-        /// The number of the version; none when it is back.
+        /// The number of the version; `None` for the content before the first undo.
         number: Option<u32>,
     },
-    /// The same bytes are kept at another place from now on.
+    /// The bytes of a version are stored elsewhere from now on.
     Remapped {
         /// The path.
         path: TreePath,
-        /// Which version.
+        /// The number of the version.
         number: u32,
-        /// Where its bytes are.
+        /// Where its bytes are stored.
         extents: Vec<(ByteRange, Source)>,
     },
-    /// The versions of a path up to this number were given up.
+    /// The versions of a path up to this number were dropped.
     Dropped {
         /// The path.
         path: TreePath,
         /// The newest of them.
         upto: u32,
     },
-    /// The pool bytes of the first so many records are synced.
+    /// The pool bytes of this many of the first records are synced.
     SyncedTo(u64),
-    /// All versions of a path, in a log that was written anew.
+    /// All versions of a path, in a rewritten log.
     List {
         /// The path.
         path: TreePath,
         /// The number of its next version.
         next: u32,
-        /// To which version an undo went.
+        /// The version that an undo went to.
         at: Option<u32>,
         /// The versions, oldest first.
         versions: Vec<Numbered>,
     },
-    /// Something could not be synced: what is not covered by a `SyncedTo` is not believed, as after a power cut.
+    /// A sync failed. A version that no `SyncedTo` covers is invalid, as after a power cut.
     SyncFailed,
 }
 
-/// The records of a log, and what of them is to be believed.
+/// The records of a log, and how many of them are valid.
 #[derive(Default)]
 pub struct Recorded {
     frames: Option<Frames<EditsLogRecord>>,
-    /// The content of versions is whole whose records are among the first so many.
-    pub believed: u64,
-    /// Where the good frames end.
+    /// The content of a version is valid if its record is among this many first ones.
+    pub valid: u64,
+    /// The end of the good frames.
     end: u64,
-    /// Whether the machine may have lost something of it.
-    rebooted: bool,
+    /// Whether a power cut or a failed sync may have lost some of it.
+    cut_off: bool,
 }
 
 impl Recorded {
-    /// The records, in order. Each is decoded when it is looked at: all of a long log at once would
-    /// take several times its bytes.
+    /// The records, in order. Each is decoded when the iterator reaches it, because all records of
+    /// a long log would take several times its bytes.
     pub fn records(&self) -> impl Iterator<Item = EditsLogRecord> + '_ {
-        // Each was decoded when the log was read, and its bytes are in memory: none fails.
+        // None fails: each was decoded when the log was read, and its bytes are in memory.
         self.frames.iter().flat_map(|frames| frames.records_from(0)).map_while(Result::ok)
     }
 
-    /// Where a record begins in the file.
+    /// The offset of a record in the file.
     pub fn start_of(&self, record: u64) -> u64 {
         let record = usize::try_from(record).unwrap_or(usize::MAX);
         self.frames.as_ref().map_or(0, |frames| frames.start_of(record))
@@ -198,7 +203,10 @@ impl Recorded {
     }
 }
 
-/// The names of the heads that have a log, in the directory of a store.
+/// The heads that have a log.
+///
+/// # Errors
+/// As readdir(3).
 pub(super) fn heads(dir: &StoreDir) -> Result<Vec<String>> {
     if dir.list(|name| (name == DIR).then_some(()))?.is_empty() {
         return Ok(Vec::new());
@@ -213,7 +221,10 @@ pub(super) fn show(dir: &StoreDir, head: &str) -> String {
     dir.show(&format!("{DIR}/{head}"))
 }
 
-/// Reads the log of a head, if there is one, as far as it is to be believed.
+/// Reads the log of a head, if there is one.
+///
+/// # Errors
+/// As open(2) and read(2), and damage.
 pub(super) fn read(dir: &StoreDir, head: &str, trust: &Trust) -> Result<Option<Recorded>> {
     if dir.list(|name| (name == DIR).then_some(()))?.is_empty() {
         return Ok(None);
@@ -234,57 +245,57 @@ pub(super) fn read(dir: &StoreDir, head: &str, trust: &Trust) -> Result<Option<R
     let (frames, behind) =
         frames::scan_torn::<EditsLogRecord>(LogBytes::Memory(bytes), &what, see)?;
     let (end, count) = (frames.end(), frames.count() as u64);
-    let rebooted = sync_failed || last.is_some_and(|last| last != trust.writer);
-    if !rebooted && (!behind.is_empty() || (count == 0 && !is_empty)) {
+    let cut_off = sync_failed || last.is_some_and(|last| last != trust.writer);
+    if !cut_off && (!behind.is_empty() || (count == 0 && !is_empty)) {
         return Err(log::damage_at(&what, end));
     }
-    let believed = if rebooted { synced } else { count };
-    Ok(Some(Recorded { frames: Some(frames), believed, end, rebooted }))
+    let valid = if cut_off { synced } else { count };
+    Ok(Some(Recorded { frames: Some(frames), valid, end, cut_off }))
 }
 
-/// How the log stands.
+/// The state of the log.
 enum Standing {
-    /// Nothing was appended yet: good frames end at an offset, after so many.
+    /// Nothing was appended yet. The good frames end at this offset, and there are this many.
     Untouched(u64, u64),
-    /// It is written to.
+    /// The log is being appended to.
     Open(Log<EditsLogRecord>),
-    /// It is to be written anew, because of what was read.
+    /// The log on disk says something wrong, and must be rewritten.
     Stale,
-    /// It could not be written. What is on the disk is old.
+    /// The log could not be written. The file on disk is old.
     Failed,
 }
 
-/// The log of the versions of a head.
+/// The edit history of a head on disk.
 pub struct EditsLog {
     store: Arc<Store>,
     head: String,
     standing: Standing,
-    /// A log that could not be written is told once.
-    told: bool,
-    /// Whether everything that was appended is synced.
+    /// Whether there was a warning that the log cannot be written.
+    warned: bool,
+    /// Whether all records are synced.
     synced: bool,
-    /// Bytes that it had when it was last written anew; 0 if nobody here did.
-    whole: u64,
+    /// Bytes of the log when it was last rewritten; 0 if this process has not done that.
+    rewritten_len: u64,
 }
 
 impl EditsLog {
-    /// Finds the log of a head, and what is in it. One that cannot be read is set aside.
+    /// Reads the log of a head. A log that cannot be read is renamed to `HEAD.bad`.
     pub fn open(store: &Arc<Store>, head: &str) -> (EditsLog, Recorded) {
         let mut log = EditsLog {
             store: Arc::clone(store),
             head: head.to_owned(),
             standing: Standing::Untouched(0, 0),
-            told: false,
+            warned: false,
             synced: true,
-            whole: 0,
+            rewritten_len: 0,
         };
         match log.read() {
             Ok(recorded) => (log, recorded),
             Err(error) => {
                 ::log::warn!(
-                    "{error}; the history of single files begins anew, '{head}.bad' has what was there"
+                    "{error}; a new edit history begins, and '{head}.bad' has the old one"
                 );
-                if let Err(error) = log.set_aside() {
+                if let Err(error) = log.move_away() {
                     ::log::warn!("{error}");
                     log.standing = Standing::Stale;
                 }
@@ -303,21 +314,21 @@ impl EditsLog {
         };
         let (end, count) = (recorded.end, recorded.count());
         self.standing =
-            if recorded.rebooted { Standing::Stale } else { Standing::Untouched(end, count) };
+            if recorded.cut_off { Standing::Stale } else { Standing::Untouched(end, count) };
         self.synced = count == 0;
         Ok(recorded)
     }
 
-    fn set_aside(&mut self) -> Result<()> {
+    fn move_away(&mut self) -> Result<()> {
         let dir = self.dir()?;
         let bad = format!("{}.bad", self.head);
         disk::rename(&dir, &self.head, &bad)
-            .attempt(|| format!("set {} aside", dir.show(&self.head)))?;
+            .attempt(|| format!("rename {} to '{bad}'", dir.show(&self.head)))?;
         self.standing = Standing::Untouched(0, 0);
         Ok(())
     }
 
-    /// Number of records; of one that is to be written anew, 0.
+    /// Number of records; 0 if the log must be rewritten.
     pub fn count(&self) -> u64 {
         match &self.standing {
             Standing::Untouched(_, count) => *count,
@@ -326,17 +337,17 @@ impl EditsLog {
         }
     }
 
-    /// The number that the next record has at most; none of a log that is to be written anew is synced before it is.
+    /// The highest number that the next record can have; `u64::MAX` if the log must be rewritten.
     pub fn next_number(&self) -> u64 {
         match &self.standing {
-            // The first one says who writes.
+            // `Opened` comes first.
             Standing::Untouched(_, count) => count + 1,
             Standing::Open(log) => log.count(),
             Standing::Stale | Standing::Failed => u64::MAX,
         }
     }
 
-    /// Bytes of the file.
+    /// Bytes of the log.
     pub fn len(&self) -> u64 {
         match &self.standing {
             Standing::Untouched(end, _) => *end,
@@ -345,30 +356,31 @@ impl EditsLog {
         }
     }
 
-    /// Whether nothing is in it.
+    /// Whether the log has no bytes.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Whether it may be much shorter when it is written anew. What is known of each version can be large, so only the log itself
-    /// tells how much of it is of use.
+    /// Whether a rewrite may make the log much shorter. The length after the last rewrite is the
+    /// measure, because records differ much in length.
     pub fn is_long(&self) -> bool {
-        self.len() > self.whole.saturating_mul(2).saturating_add(SMALL_LOG)
+        self.len() > self.rewritten_len.saturating_mul(2).saturating_add(SMALL_LOG)
     }
 
-    /// Says that the log has records of versions that are not there. It is written anew before the
-    /// next record, and before any content is freed.
+    /// Notes that the log has versions that do not exist. It is rewritten before the next record,
+    /// and before any content is freed.
     pub fn mark_stale(&mut self) {
         self.standing = Standing::Stale;
     }
 
-    /// Whether it could not be written, so that what is on the disk is old.
+    /// Whether the log could not be written, so that the file on disk is old.
     pub fn has_failed(&self) -> bool {
         matches!(self.standing, Standing::Failed)
     }
 
-    /// Appends a record, with one write. A log that must be written anew is, from `all`, which says the record, too. Whether the
-    /// numbers of records began anew.
+    /// Appends a record with one write. If the log must be rewritten, it is, with the records of
+    /// `all`, which include this one. Returns whether the log was rewritten, so that its records
+    /// have new numbers.
     pub fn append(
         &mut self,
         record: &EditsLogRecord,
@@ -403,21 +415,22 @@ impl EditsLog {
     }
 
     fn fail(&mut self, error: &crate::error::Error) {
-        if !self.told {
+        if !self.warned {
             ::log::warn!(
-                "{error}; the history of single files is kept in memory only until that works again"
+                "{error}; until that works again, the edit history is kept in memory only"
             );
         }
-        self.told = true;
+        self.warned = true;
         self.standing = Standing::Failed;
     }
 
-    /// Writes the log anew. Whether that worked; the numbers of records then begin anew.
+    /// Rewrites the log with these records. Returns whether that worked; the records then have new
+    /// numbers.
     pub fn rewrite(&mut self, all: Vec<EditsLogRecord>) -> bool {
         self.synced = false;
         match self.try_rewrite(all) {
             Ok(()) => {
-                self.told = false;
+                self.warned = false;
                 true
             }
             Err(error) => {
@@ -439,22 +452,23 @@ impl EditsLog {
         }
         disk::rename(&dir, &temp, &self.head)
             .attempt(|| format!("publish {}", dir.show(&self.head)))?;
-        self.whole = log.len();
+        self.rewritten_len = log.len();
         self.standing = Standing::Open(log);
         Ok(())
     }
 
-    /// Begins to make sure that the disk does not know more versions than are known here: what they referred to is about to go.
-    /// `all` is what is known. Gives what is to be synced then, without any lock.
+    /// Begins to make sure that the log on disk has no version that is dropped, before the content
+    /// of such versions is freed. `all` are the current records. Returns the sync that the caller
+    /// must do, without holding a lock.
     ///
     /// # Errors
-    /// When the log can neither be written nor removed: then nothing may go.
+    /// If the log can neither be written nor removed. Then no content may be freed.
     pub fn begin_secure(
         &mut self,
         all: impl FnOnce() -> Vec<EditsLogRecord>,
     ) -> Result<Option<LogSync>> {
         if matches!(self.standing, Standing::Stale | Standing::Failed) && !self.rewrite(all()) {
-            // Removing takes no room.
+            // The removal needs no space.
             let dir = self.dir()?;
             dir.remove(&format!("{}.new", self.head))?;
             dir.remove(&self.head)?;
@@ -466,7 +480,7 @@ impl EditsLog {
         let dir = self.dir()?;
         let file = match &self.standing {
             Standing::Open(log) => log.file(),
-            // What somebody wrote who was killed.
+            // An earlier process wrote it, and may have been killed before it synced.
             Standing::Untouched(..) => Arc::new(dir.file(&self.head, false)?),
             Standing::Stale | Standing::Failed => return Ok(None),
         };
@@ -474,11 +488,11 @@ impl EditsLog {
         Ok(Some(LogSync { file: Some(file), dir }))
     }
 
-    /// Makes what was found in the log survive a power cut, if it was written under this boot of the machine and perhaps never synced.
+    /// Syncs the log that an earlier process wrote under this boot, and may never have synced.
     ///
     /// # Errors
-    /// As fdatasync(2): what the log says may be forgotten again.
-    pub fn settle_what_was_found(&mut self) -> Result<()> {
+    /// As fdatasync(2): a power cut may then take some of the log.
+    pub fn sync_found(&mut self) -> Result<()> {
         if self.synced || !self.store.durable || !matches!(self.standing, Standing::Untouched(..)) {
             return Ok(());
         }
@@ -489,27 +503,27 @@ impl EditsLog {
         Ok(())
     }
 
-    /// Says that what [`EditsLog::begin_secure`] gave could not be synced.
-    pub fn not_secured(&mut self) {
+    /// Notes that the sync of [`EditsLog::begin_secure`] failed.
+    pub fn secure_failed(&mut self) {
         self.synced = false;
     }
 }
 
-/// What is to be synced before content goes.
+/// The sync that is due before content is freed.
 pub struct LogSync {
-    /// The log; none if it was removed.
+    /// The log; `None` if it was removed.
     file: Option<Arc<File>>,
     dir: StoreDir,
 }
 
 impl LogSync {
-    /// Makes what the log says survive a power cut.
+    /// Syncs the log and its directory.
     ///
     /// # Errors
-    /// As fdatasync(2).
+    /// As fdatasync(2) and fsync(2).
     pub fn sync(&self) -> Result<()> {
         if let Some(file) = &self.file {
-            disk::sync(file).attempt(|| "sync the history of single files")?;
+            disk::sync(file).attempt(|| "sync the edit history")?;
         }
         self.dir.sync()
     }

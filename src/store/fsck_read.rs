@@ -1,4 +1,5 @@
-//! Reading a store without having it open: nothing is written, nothing is locked, and what is damaged is told piece by piece.
+//! Reads a store for a consistency check, without opening it: nothing is written, nothing is
+//! locked, and damage is reported file by file.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -11,51 +12,54 @@ use crate::store::content::checksums::Checksums;
 use crate::store::content::remap::Remap;
 use crate::store::edits_log;
 use crate::store::edits_log::Recorded;
+use crate::store::format::{BaseRecord, check_format, read_base};
+use crate::store::heads;
+use crate::store::heads::HEADS;
+use crate::store::identities::IDENTITIES;
 use crate::store::io::dir::StoreDir;
-use crate::store::io::log;
-use crate::store::layer;
+use crate::store::io::{log, record_file};
 use crate::store::layer::files::Layers;
-use crate::store::layer::{INDEX, LayerContents, LayerInfo, POOL, Trust};
+use crate::store::layer::{LayerContents, LayerInfo, POOL, Trust, journal};
 use crate::store::ledger;
 use crate::store::ledger::Known;
-use crate::store::record::{HeadRecord, HoldsRecord, IdentityRecord, OpRecord};
+use crate::store::lock::take_lock;
+use crate::store::op_log;
+use crate::store::placement;
+use crate::store::record::{HeadRecord, IdentityRecord, OpRecord};
 use crate::store::volatile;
-use crate::store::{
-    BaseRecord, HEADS_LOG, HOLDS, IDENTITIES, check_format, head_names, placement, published,
-    read_base, read_one, read_trust,
-};
 use crate::types::{ByteRange, LayerId};
 
-/// The files of a store.
+/// A store that is being checked.
 pub struct Inspect {
     dir: StoreDir,
     layers: Layers,
     trust: Trust,
-    /// What the ledger says. It is read first: what is done meanwhile only adds to the files that are read later.
+    /// The ledger. It is read first: what another process does meanwhile only adds to the files
+    /// that are read later.
     ledger: Option<Known>,
-    /// The base that it is for.
+    /// The base of the store.
     pub base: BaseRecord,
 }
 
 impl Inspect {
-    /// Looks at the store at `path`.
+    /// Begins to read the store at `path`.
     ///
     /// # Errors
-    /// When there is no store, it is of another format, or does not say what it is for.
+    /// `NoStore` if there is none; if its format is unknown; damage of the file `base`.
     pub fn open(path: &Path) -> Result<Inspect> {
         let dir = StoreDir::open(path)?;
         check_format(&dir)?;
-        let ledger = ledger::read(&dir)?.map(|(known, ..)| known);
-        let trust = read_trust(&dir)?;
+        let ledger = ledger::read(&dir)?.map(|found| found.known);
+        let trust = heads::read_trust(&dir)?;
         let layers = Layers::open(&dir, &mut |_| ())?;
         Ok(Inspect { base: read_base(&dir)?, layers, ledger, dir, trust })
     }
 
-    /// Says why nothing is known of what is in it, if so.
+    /// Fails if a power cut may have taken any part of the store.
     ///
     /// # Errors
-    /// It was written without syncs, and the machine was started anew since; or the file that says so is damaged.
-    pub fn is_known(&self) -> Result<()> {
+    /// Damage: another writer wrote the store without syncs, or the file that says so is damaged.
+    pub fn check_volatile(&self) -> Result<()> {
         volatile::check(&self.dir, self.trust.writer).map(drop)
     }
 
@@ -71,7 +75,7 @@ impl Inspect {
         Ok(ids)
     }
 
-    /// What is damaged of the packs, with file and offset; once.
+    /// Takes the errors of damaged packs, with file and offset.
     pub fn damaged_packs(&mut self) -> Vec<Error> {
         std::mem::take(self.layers.packs.damaged())
     }
@@ -81,15 +85,15 @@ impl Inspect {
     /// # Errors
     /// Damage, with file and offset.
     pub fn layer(&self, layer: LayerId) -> Result<LayerContents> {
-        layer::read(&self.layers, layer, &self.trust)
+        journal::read(&self.layers, layer, &self.trust)
     }
 
-    /// Whether the making of a layer was cut off inside its first record.
+    /// Whether the process that created a layer ended before the first record was complete.
     ///
     /// # Errors
     /// As open(2).
-    pub fn is_newborn(&self, layer: LayerId) -> Result<bool> {
-        super::layer_is_newborn(&self.layers, layer)
+    pub fn is_incomplete(&self, layer: LayerId) -> Result<bool> {
+        journal::is_incomplete(&self.layers, layer)
     }
 
     /// The index of a layer, if it has one.
@@ -97,8 +101,8 @@ impl Inspect {
     /// # Errors
     /// Damage, with file and offset.
     pub fn index(&self, layer: LayerId) -> Result<Option<LayerContents>> {
-        match self.layers.besides(layer)?.index {
-            Some(_) => layer::read_file(&self.layers, layer, INDEX, &self.trust).map(Some),
+        match self.layers.sidecars(layer)?.index {
+            Some(_) => journal::read_index(&self.layers, layer, &self.trust).map(Some),
             None => Ok(None),
         }
     }
@@ -108,12 +112,12 @@ impl Inspect {
     /// # Errors
     /// Damage, with file and offset.
     pub fn sums(&self, layer: LayerId) -> Result<Option<Checksums>> {
-        let besides = self.layers.besides(layer)?;
-        let has_sums = besides.summed && besides.hole.is_none();
+        let sidecars = self.layers.sidecars(layer)?;
+        let has_sums = sidecars.summed && sidecars.hole.is_none();
         has_sums.then(|| placement::read_checksums(&self.layers, layer)).transpose()
     }
 
-    /// What of the content of a layer is elsewhere.
+    /// The remap of a layer, if it has one.
     ///
     /// # Errors
     /// Damage, with file and offset.
@@ -121,12 +125,12 @@ impl Inspect {
         placement::read_remap(&self.layers, layer)
     }
 
-    /// The pool of a layer, if any of its content is there, and where its addresses end.
+    /// The pool of a layer, if it has one, and the end of its addresses.
     ///
     /// # Errors
     /// As open(2), and damage of a pack.
     pub fn pool(&self, layer: LayerId) -> Result<(Option<File>, u64)> {
-        if let Some(end) = self.layers.besides(layer)?.hole {
+        if let Some(end) = self.layers.sidecars(layer)?.hole {
             return Ok((None, end));
         }
         let dir = self.layers.dir_of(layer)?;
@@ -135,7 +139,7 @@ impl Inspect {
         Ok((Some(file), len))
     }
 
-    /// How the content of a layer is deflated, if it is.
+    /// The cells of a layer, if its content is deflated.
     ///
     /// # Errors
     /// Damage, with file and offset.
@@ -143,7 +147,7 @@ impl Inspect {
         placement::read_cells(&self.layers, info)
     }
 
-    /// The blocks in `ranges` of a pool that are not as they were written.
+    /// The blocks in `ranges` of a pool that do not match their checksums.
     ///
     /// # Errors
     /// As pread(2).
@@ -158,7 +162,7 @@ impl Inspect {
             .attempt(|| format!("read {}", self.show(layer, POOL)))
     }
 
-    /// Bytes in `ranges` of a pool that are held against no checksum.
+    /// The number of bytes in `ranges` of a pool that have no checksum.
     ///
     /// # Errors
     /// As lseek(2).
@@ -173,15 +177,15 @@ impl Inspect {
             .attempt(|| format!("read {}", self.show(layer, POOL)))
     }
 
-    /// Keeps everybody else from opening the store.
+    /// Locks the store until the result is dropped.
     ///
     /// # Errors
-    /// In use, or as open(2).
+    /// `InUse`, or as open(2).
     pub fn lock(&self) -> Result<impl Drop + use<>> {
-        super::take_lock(&self.dir)
+        take_lock(&self.dir)
     }
 
-    /// Removes a file of a layer. Hold the lock.
+    /// Removes a file of a layer. The caller holds the lock.
     ///
     /// # Errors
     /// As unlink(2).
@@ -194,40 +198,39 @@ impl Inspect {
         self.layers.show(layer, name)
     }
 
-    /// The heads and the layer on top of each.
+    /// The heads, each with its layer or the error of reading it.
     ///
     /// # Errors
-    /// As readdir(3); each head has its own.
+    /// As readdir(3).
     pub fn heads(&self) -> Result<Vec<(String, Result<Option<HeadRecord>>)>> {
-        let heads = self.dir.dir("heads")?;
-        let names = head_names(&heads)?;
-        Ok(names.into_iter().map(|name| (name.clone(), read_one(&heads, &name))).collect())
+        let dir = self.dir.dir(HEADS)?;
+        let names = heads::names(&dir)?;
+        Ok(names.into_iter().map(|name| (name.clone(), record_file::read(&dir, &name))).collect())
     }
 
-    /// The log of heads, each record with its number.
+    /// The operations, each with its number.
     ///
     /// # Errors
     /// Damage, with file and offset.
     pub fn ops(&self) -> Result<Vec<(u64, OpRecord)>> {
-        let bytes = self.dir.read(HEADS_LOG)?.unwrap_or_default();
-        let (contents, given_up) =
-            log::read_numbered::<OpRecord>(&bytes, &self.dir.show(HEADS_LOG))?;
-        let numbered = contents.records.into_iter().enumerate();
-        Ok(numbered.map(|(at, (op, _))| (given_up + at as u64 + 1, op)).collect())
+        op_log::read(&self.dir)
     }
 
-    /// The log of numbers.
+    /// The records of the log of inode numbers.
     ///
     /// # Errors
     /// Damage, with file and offset.
     pub fn identities(&self) -> Result<Vec<IdentityRecord>> {
-        self.records("identities")
+        let bytes = self.dir.read(IDENTITIES)?.unwrap_or_default();
+        let contents = log::read::<IdentityRecord>(&bytes, &self.dir.show(IDENTITIES))?;
+        Ok(contents.records.into_iter().map(|(record, _)| record).collect())
     }
 
-    /// The logs of what edits of single files replaced: of each the path, for messages, and what is in it.
+    /// The edit histories of all heads: the path of each log, for messages, and its records or the
+    /// error of reading it.
     ///
     /// # Errors
-    /// As readdir(3); each log has its own: damage, with file and offset.
+    /// As readdir(3).
     pub fn histories(&self) -> Result<Vec<(String, Result<Recorded>)>> {
         let heads = edits_log::heads(&self.dir)?;
         let read = |head: &String| {
@@ -236,7 +239,8 @@ impl Inspect {
         Ok(heads.iter().map(|head| (edits_log::show(&self.dir, head), read(head))).collect())
     }
 
-    /// What the ledger says that there was and that is missing, if `layers` are those that can be read, and `unread` the others.
+    /// Errors for everything that is missing according to the ledger. `layers` are the layers that
+    /// can be read, `unread` the others.
     ///
     /// # Errors
     /// As open(2).
@@ -246,13 +250,13 @@ impl Inspect {
         unread: &BTreeSet<LayerId>,
     ) -> Result<Vec<Error>> {
         let Some(known) = &self.ledger else { return Ok(Vec::new()) };
-        // What cannot be read is told elsewhere.
+        // A file that cannot be read counts as complete; its own check reports it.
         let operations =
             self.ops().map_or(u64::MAX, |ops| ops.last().map_or(0, |(number, _)| *number));
         let bytes = self.dir.read(IDENTITIES)?.unwrap_or_default();
         let numbers = log::read_torn::<IdentityRecord>(&bytes, IDENTITIES)
             .map_or(u64::MAX, |torn| torn.contents.records.len() as u64);
-        let published = published(&self.dir, &self.dir.dir("heads")?, &self.layers.packs)?;
+        let published = heads::published(&self.dir, &self.dir.dir(HEADS)?, &self.layers.packs)?;
         let mut sealed = unread.clone();
         sealed.extend(
             layers.clone().filter(|info| info.seal.is_some()).map(|info| info.header.layer),
@@ -260,25 +264,17 @@ impl Inspect {
         let found = Known { sealed, operations, numbers, published, ..Known::default() };
         let show = |name: &str| self.dir.show(name);
         let mut missing = known.missing(&found, &show);
-        missing.extend(layers.filter_map(|info| known.is_older(info, &show)));
+        missing.extend(
+            layers.filter_map(|info| known.is_older(&info.header, info.seal.as_ref(), &show)),
+        );
         Ok(missing)
     }
 
-    /// What is held.
+    /// The layers that neither drop nor gc removes.
     ///
     /// # Errors
     /// Damage, with file and offset.
-    pub fn holds(&self) -> Result<Vec<LayerId>> {
-        let record = read_one::<HoldsRecord>(&self.dir, HOLDS)?;
-        Ok(record.map_or_else(Vec::new, |record| record.layers.into_iter().collect()))
-    }
-
-    fn records<T: serde::de::DeserializeOwned>(&self, name: &str) -> Result<Vec<T>> {
-        let bytes = self.dir.read(name)?.unwrap_or_default();
-        Ok(log::read::<T>(&bytes, &self.dir.show(name))?
-            .records
-            .into_iter()
-            .map(|(record, _)| record)
-            .collect())
+    pub fn holds(&self) -> Result<BTreeSet<LayerId>> {
+        heads::read_holds(&self.dir)
     }
 }

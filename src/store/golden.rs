@@ -1,5 +1,7 @@
-//! Every variant of every record, held to its bytes. A store that was written opens for ever, so a line here never
-//! changes; a new variant is a new line at the end of its table.
+//! Checks the encoded bytes of every variant of every record.
+//!
+//! Later versions must open a store that was written once. So a line here never changes, and a new
+//! variant is a new line at the end of its table.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -7,7 +9,7 @@ use std::sync::Arc;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use super::BaseRecord;
+use super::format::BaseRecord;
 use super::ledger::{LedgerRecord, Lowered};
 use super::pack::{Block, PackRecord};
 use super::record::*;
@@ -51,8 +53,8 @@ fn file() -> Body {
     Body::File { size: 300, origin: Some(Arc::new(Origin { path: path(), print: print() })) }
 }
 
-/// Holds values to their bytes, both ways.
-fn hold<T: Serialize + DeserializeOwned + PartialEq + std::fmt::Debug>(rows: &[(T, &str)]) {
+/// Compares the encoding of values with golden bytes, both ways.
+fn check<T: Serialize + DeserializeOwned + PartialEq + std::fmt::Debug>(rows: &[(T, &str)]) {
     let mut wrong = Vec::new();
     for (value, golden) in rows {
         let bytes = encode(value).unwrap();
@@ -86,7 +88,7 @@ fn records_of_a_journal() {
     };
     let edits = |edit| Record::Edits(vec![edit]);
     let ino = Ino(1 << 48);
-    hold(&[
+    check(&[
         (Record::Header(header.clone()), "00070106046d61696e01000305"),
         (
             Record::Header(Header { parent: None, kind: LayerKind::Branches, ..header.clone() }),
@@ -193,14 +195,14 @@ fn records_of_a_journal() {
 
 #[test]
 fn records_of_the_other_files() {
-    hold(&[
+    check(&[
         (ChecksumsRecord::Blocks { first: 300, sums: vec![1, 70_000] }, "00fb2c010201fc70110100"),
         (ChecksumsRecord::End, "01"),
         (ChecksumsRecord::Remapped(vec![ByteRange { start: 5, end: 300 }]), "020105fb2c01"),
     ]);
     let run = PackedRun { gap: 4096, len: 300, layer: LayerId(7), shift: -3 };
-    hold(&[(RemapRecord::Runs(vec![run]), "0001fb0010fb2c010705"), (RemapRecord::End, "01")]);
-    hold(&[
+    check(&[(RemapRecord::Runs(vec![run]), "0001fb0010fb2c010705"), (RemapRecord::End, "01")]);
+    check(&[
         (PackRecord::Begins { number: 300, since: 7, next_layer: 9 }, "00fb2c010709"),
         (PackRecord::Layers { len: 3, deflated: vec![1, 2] }, "0103020102"),
         (PackRecord::Gone(vec![LayerId(7), LayerId(300)]), "020207fb2c01"),
@@ -213,12 +215,12 @@ fn records_of_the_other_files() {
         maps: vec![None, Some(vec![4])],
         sums: vec![Some(vec![5]), None],
     };
-    hold(&[(block, "0207fb2c01020001fb001002010102020302000101040201010500")]);
-    hold(&[(HoldsRecord { layers: [LayerId(1), LayerId(300)].into() }, "0201fb2c01")]);
-    hold(&[(HeadRecord { layer: LayerId(300) }, "fb2c01")]);
-    hold(&[(BaseRecord { path: b"/base".to_vec() }, "052f62617365")]);
-    hold(&[(VolatileRecord { writer: SEVEN }, "07070707070707070707070707070707")]);
-    hold(&[
+    check(&[(block, "0207fb2c01020001fb001002010102020302000101040201010500")]);
+    check(&[(HoldsRecord { layers: [LayerId(1), LayerId(300)].into() }, "0201fb2c01")]);
+    check(&[(HeadRecord { layer: LayerId(300) }, "fb2c01")]);
+    check(&[(BaseRecord { path: b"/base".to_vec() }, "052f62617365")]);
+    check(&[(VolatileRecord { writer: SEVEN }, "07070707070707070707070707070707")]);
+    check(&[
         (IdentityRecord::Reserved(Ino(1 << 48)), "00fd0000000000000100"),
         (IdentityRecord::Named { dev: 0, host: 12, ino: Ino(34) }, "01000c22"),
         (IdentityRecord::Synced, "02"),
@@ -234,7 +236,7 @@ fn records_of_the_other_files() {
         tree: Some(LayerId(1)),
         epoch: Epoch(0),
     };
-    hold(&[
+    check(&[
         (op(OpVerb::Create), "046d61696e0305000164010100"),
         (op(OpVerb::Checkpoint), "046d61696e0305010164010100"),
         (op(OpVerb::Seal), "046d61696e0305020164010100"),
@@ -247,7 +249,7 @@ fn records_of_the_other_files() {
 }
 
 #[test]
-fn records_of_the_versions_of_files() {
+fn records_of_the_edit_history() {
     let content = Content {
         ino: Ino(9),
         node: node(file()),
@@ -259,7 +261,7 @@ fn records_of_the_versions_of_files() {
     };
     let version = |how| Version { time: T, how, content: Some(Arc::new(content.clone())) };
     let nothing = Version { time: T, how: How::Undone, content: None };
-    hold(&[
+    check(&[
         (EditsLogRecord::Opened { writer: SEVEN }, "0007070707070707070707070707070707"),
         (EditsLogRecord::Bounds(Bounds { versions: 10, bytes: 300 }), "010afb2c01"),
         (
@@ -303,7 +305,7 @@ fn records_of_the_versions_of_files() {
 
 #[test]
 fn records_of_the_ledger() {
-    hold(&[
+    check(&[
         (LedgerRecord::Sealed(vec![LayerId(1), LayerId(2)]), "00020102"),
         (LedgerRecord::Gone(vec![LayerId(3)]), "010103"),
         (LedgerRecord::Operations(300), "02fb2c01"),

@@ -1,39 +1,91 @@
-//! Which number a node of the base has, and which numbers of our own are taken.
+//! The inode numbers of base nodes: the log `identities`.
 //!
-//! A node of the base is known by (device, host number). Its [`Ino`] is the host's number as long as nothing says
-//! otherwise; exceptions are recorded in the log `identities`: a node on another device than the base's root, a number
-//! in our own range, and every file that an apply made, which keeps the number it had in the mount although the host
-//! gave it another. Numbers of our own range are reserved in steps, so that none is given out twice, also after a crash.
+//! A base node is identified by its device and host inode number. Its [`Ino`] is the host's number
+//! unless the log says otherwise. The exceptions are:
+//! * a node on another device than the base's root;
+//! * a node whose host number lies in our own range;
+//! * a file that `apply` wrote: it keeps the number that it had in the mount.
+//!
+//! Numbers of our own range are reserved in steps, so none is given out twice, even after a crash.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::sync::Arc;
 
 use crate::error::Result;
-use crate::store::io::log::Log;
+use crate::store::Store;
+use crate::store::io::dir::StoreDir;
+use crate::store::io::log;
+use crate::store::io::log::{Log, Torn};
+use crate::store::ledger::LedgerRecord;
 use crate::store::record::IdentityRecord;
 use crate::types::{BaseMark, Ino};
 
+/// The file of the log.
+pub(super) const IDENTITIES: &str = "identities";
+/// Numbers that are reserved at a time.
 const RESERVE: u64 = 1 << 16;
-/// A log of fewer records is left as it is.
+/// A log with fewer records than this is not compacted.
 const FEW: u64 = 4096;
 
-/// The numbers of a store.
+/// The inode numbers of a store.
 pub struct Identities {
     log: Log<IdentityRecord>,
+    /// (device, host number) of the base's root.
     root: (u64, u64),
+    /// The exceptions: the number of a node by (device, host number).
     named: HashMap<(u64, u64), Ino>,
+    /// Host numbers that no other base node may get.
     taken: HashSet<Ino>,
     next: u64,
     reserved: u64,
-    /// Number of records that survive a power cut; 0 as long as that is not known of what a process before wrote.
+    /// Number of records that survive a power cut; 0 until the first sync of this process.
     synced: u64,
-    /// Whether the last mark may not be on the disk.
+    /// Whether the last mark may not be synced.
     in_doubt: bool,
-    /// What the base is known by.
+    /// The mark of the base.
     mark: Option<BaseMark>,
 }
 
+/// Opens the log, and reads its records.
+///
+/// Records are appended without a sync, so a power cut may tear the log anywhere behind the last
+/// sync. The operations that needed those records are lost as well. `was_cut_off` says whether
+/// there may have been a power cut.
+///
+/// # Errors
+/// As open(2), and damage.
+pub(super) fn open_log(
+    dir: &StoreDir,
+    was_cut_off: impl Fn() -> Result<bool>,
+) -> Result<(Log<IdentityRecord>, Vec<IdentityRecord>)> {
+    let (bytes, what) = (dir.read(IDENTITIES)?.unwrap_or_default(), dir.show(IDENTITIES));
+    let Torn { contents, behind } = log::read_torn::<IdentityRecord>(&bytes, &what)?;
+    let syncs = behind.iter().filter(|record| **record == IdentityRecord::Synced).count();
+    if !behind.is_empty() && (syncs > 1 || !was_cut_off()?) {
+        return Err(log::damage_at(&what, contents.end));
+    }
+    let count = contents.records.len() as u64;
+    let log = Log::append_to(Arc::new(dir.file(IDENTITIES, true)?), what, contents.end, count)?;
+    Ok((log, contents.records.into_iter().map(|r| r.0).collect()))
+}
+
+/// Reads the mark of the base from the log of a store that may be open elsewhere.
+///
+/// # Errors
+/// As open(2), and damage.
+pub(super) fn read_mark(dir: &StoreDir) -> Result<Option<BaseMark>> {
+    let bytes = dir.read(IDENTITIES)?.unwrap_or_default();
+    let records = log::read_torn::<IdentityRecord>(&bytes, &dir.show(IDENTITIES))?.contents.records;
+    Ok(records.into_iter().rev().find_map(|(record, _)| match record {
+        IdentityRecord::Root(mark) => Some(mark),
+        IdentityRecord::Reserved(_) | IdentityRecord::Named { .. } => None,
+        IdentityRecord::Synced | IdentityRecord::Taken(_) => None,
+    }))
+}
+
 impl Identities {
-    /// Takes the records of `log`. `root` is (device, host number) of the base's root.
+    /// Builds the numbers from the records of `log`. `root` is (device, host number) of the base's
+    /// root.
     pub fn new(
         log: Log<IdentityRecord>,
         records: Vec<IdentityRecord>,
@@ -70,15 +122,15 @@ impl Identities {
         }
     }
 
-    /// What the base is known by, as recorded.
+    /// The mark by which the store recognises its base.
     pub fn mark(&self) -> Option<BaseMark> {
         self.mark
     }
 
-    /// Records what the base is known by from now on.
+    /// Records the mark of the base.
     ///
     /// # Errors
-    /// When it cannot be recorded.
+    /// As [`Log::append`] and [`Log::sync`].
     pub fn set_mark(&mut self, mark: BaseMark) -> Result<()> {
         if self.mark == Some(mark) {
             return Ok(());
@@ -87,26 +139,27 @@ impl Identities {
         self.sync()
     }
 
-    /// Gives a node of the base a number of our own, because another node has the host's in this store: the host gave a
-    /// number that it had given before.
+    /// Gives a base node a number of our own, because another node in the sandbox has its host
+    /// number: the host reused the number of a file that was deleted.
     ///
     /// # Errors
-    /// When it cannot be recorded.
+    /// As [`Log::append`].
     pub fn renumber(&mut self, dev: u64, host: u64) -> Result<Ino> {
         let ino = self.fresh()?;
         self.append(IdentityRecord::Named { dev: self.device(dev), host, ino })?;
         Ok(ino)
     }
 
-    /// Keeps the number of a host from being taken for its own by another node. Numbers of our own range are given out once.
+    /// Keeps other base nodes from getting a host number. Numbers of our own range need no such
+    /// entry, because each is given out once.
     fn take(&mut self, ino: Ino) {
         if ino < Ino::OWN_RANGE {
             self.taken.insert(ino);
         }
     }
 
-    /// The records that say the same as the log, if that is much longer: every apply names the files that it wrote, and the
-    /// host gives the numbers of those before it to others.
+    /// A shorter list of records with the same meaning, if the log is much longer. Each apply adds
+    /// records for the files that it wrote, and the host reuses the numbers of files before them.
     pub fn worth_rewriting(&self) -> Option<Vec<IdentityRecord>> {
         let needed = (self.named.len() + self.taken.len()) as u64;
         if self.log.count() <= 2 * needed + FEW {
@@ -124,8 +177,9 @@ impl Identities {
         Some(records)
     }
 
-    /// The records of a log for another base: of its nodes, `known` have these numbers, and no other has one of `taken`.
-    pub fn over_another_base(
+    /// The records of a log for another base. The nodes in `known` keep their numbers, and no other
+    /// node gets a number of `taken`.
+    fn over_another_base(
         &self,
         mark: BaseMark,
         known: &BTreeMap<Ino, (u64, u64)>,
@@ -146,8 +200,9 @@ impl Identities {
         records
     }
 
-    /// Goes on in a log that holds what [`Identities::over_another_base`] gave, and was synced.
-    pub fn begin_anew(&mut self, log: Log<IdentityRecord>, records: Vec<IdentityRecord>) {
+    /// Goes on in a new, synced log for another base, with the records of
+    /// [`Identities::over_another_base`].
+    fn begin_anew(&mut self, log: Log<IdentityRecord>, records: Vec<IdentityRecord>) {
         (self.named, self.taken) = (HashMap::new(), HashSet::new());
         for record in records {
             self.note(record);
@@ -155,17 +210,17 @@ impl Identities {
         self.go_on_in(log);
     }
 
-    /// Goes on in a log that holds what [`Identities::worth_rewriting`] gave, and was synced.
-    pub fn go_on_in(&mut self, log: Log<IdentityRecord>) {
+    /// Goes on in a synced log with the records of [`Identities::worth_rewriting`].
+    fn go_on_in(&mut self, log: Log<IdentityRecord>) {
         self.synced = log.count();
         self.in_doubt = false;
         self.log = log;
     }
 
-    /// The number of a base node; recorded first if it is not the host's own.
+    /// The number of a base node. If it is not the host's own, it is recorded first.
     ///
     /// # Errors
-    /// When it cannot be recorded.
+    /// As [`Log::append`].
     pub fn of(&mut self, dev: u64, host: u64) -> Result<Ino> {
         if (dev, host) == self.root {
             return Ok(Ino::ROOT);
@@ -187,7 +242,8 @@ impl Identities {
         Ok(ino)
     }
 
-    /// The device as recorded: that of the base's root is 0.
+    /// The device as it is recorded: 0 for the device of the base's root, whose number may change
+    /// at a reboot.
     fn device(&self, dev: u64) -> u64 {
         if dev == self.root.0 { 0 } else { dev }
     }
@@ -195,7 +251,7 @@ impl Identities {
     /// Records that a base node has the number of a node in the mount.
     ///
     /// # Errors
-    /// When it cannot be recorded.
+    /// As [`Log::append`].
     pub fn name(&mut self, dev: u64, host: u64, ino: Ino) -> Result<()> {
         let dev = self.device(dev);
         if self.named.get(&(dev, host)) == Some(&ino) {
@@ -207,7 +263,7 @@ impl Identities {
     /// A number that was never given out.
     ///
     /// # Errors
-    /// When more numbers cannot be reserved.
+    /// As [`Log::append`] and [`Log::sync`], when the next numbers are reserved.
     pub fn fresh(&mut self) -> Result<Ino> {
         if self.next >= self.reserved {
             self.append(IdentityRecord::Reserved(Ino(self.next + RESERVE)))?;
@@ -229,20 +285,22 @@ impl Identities {
         self.synced
     }
 
-    /// Whether a sync of them failed, or a write that could not be taken back.
+    /// Whether nothing can be recorded any more, because a sync failed or a failed write could not
+    /// be undone.
     pub fn is_broken(&self) -> bool {
         self.log.is_broken()
     }
 
-    /// Makes all that was recorded survive a power cut.
+    /// Makes all records survive a power cut.
     ///
     /// # Errors
-    /// As fdatasync(2).
+    /// As [`Log::append`] and [`Log::sync`].
     pub fn sync(&mut self) -> Result<()> {
         if self.synced < self.log.count() {
             if self.in_doubt {
-                // The process before may have been killed in the middle of a sync, or one found no room: of two marks the first
-                // proves that everything before it is on the disk.
+                // The last process may have been killed during a sync, or a sync found no space. A
+                // second mark proves that everything before the first one is on disk, so the first
+                // one is synced now.
                 self.log.sync()?;
                 self.in_doubt = false;
             }
@@ -256,10 +314,45 @@ impl Identities {
     }
 }
 
+impl Store {
+    /// Compacts the log, if that makes it much shorter.
+    ///
+    /// # Errors
+    /// As [`Log::publish`]; the log is then unchanged.
+    pub fn compact_identities(&self) -> Result<()> {
+        let mut identities = self.identities.lock();
+        let Some(records) = identities.worth_rewriting() else { return Ok(()) };
+        self.lower_ledger(&LedgerRecord::Numbers(0))?;
+        let log = self
+            .publish_log(IDENTITIES, 0, records.iter())
+            .map_err(|e| e.during("compact the log of inode numbers"))?;
+        identities.go_on_in(log);
+        Ok(())
+    }
+
+    /// Begins a log for another base. The nodes in `known` get the given numbers, and no other node
+    /// gets a number of `taken`.
+    ///
+    /// # Errors
+    /// As [`Log::publish`]; the log is then unchanged.
+    pub fn begin_identities(
+        &self,
+        mark: BaseMark,
+        known: &BTreeMap<Ino, (u64, u64)>,
+        taken: BTreeSet<Ino>,
+    ) -> Result<()> {
+        let mut identities = self.identities.lock();
+        let records = identities.over_another_base(mark, known, taken);
+        self.lower_ledger(&LedgerRecord::Numbers(0))?;
+        let log = self.publish_log(IDENTITIES, 0, records.iter())?;
+        identities.begin_anew(log, records);
+        Ok(())
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::Arc;
 
     fn new(records: Vec<IdentityRecord>) -> Identities {
         let log =
@@ -268,7 +361,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_process_before_wrote_is_synced_before_another_mark_is_set() {
+    fn records_of_an_earlier_process_are_synced_before_the_next_mark() {
         let mut ids = new(vec![]);
         ids.name(5, 8, Ino(9)).unwrap();
         let count = ids.log.count();
@@ -277,7 +370,7 @@ mod tests {
     }
 
     #[test]
-    fn a_base_node_has_the_number_of_the_host_where_that_is_free() {
+    fn a_base_node_keeps_its_host_number_if_that_is_free() {
         let mut ids = new(vec![]);
         assert_eq!(ids.of(5, 100).unwrap(), Ino::ROOT);
         assert_eq!(ids.of(5, 7).unwrap(), Ino(7));
@@ -289,15 +382,15 @@ mod tests {
     }
 
     #[test]
-    fn a_number_that_an_apply_moved_is_not_given_to_its_former_file() {
+    fn the_inode_number_of_an_applied_file_goes_to_no_other_base_node() {
         let mut ids = new(vec![]);
         ids.name(5, 2000, Ino(7)).unwrap();
         assert_eq!(ids.of(5, 2000).unwrap(), Ino(7));
-        assert_ne!(ids.of(5, 7).unwrap(), Ino(7), "the host gave 7 to another file since");
+        assert_ne!(ids.of(5, 7).unwrap(), Ino(7), "the host has given 7 to another file since");
     }
 
     #[test]
-    fn a_log_that_is_rewritten_says_the_same() {
+    fn a_compacted_log_gives_the_same_numbers() {
         let mut ids = new(vec![]);
         let ours = ids.fresh().unwrap();
         for round in 0..2 * FEW {
@@ -311,13 +404,13 @@ mod tests {
         assert!(again.worth_rewriting().is_none());
         assert_eq!(before, [(5, 2000), (5, 2001), (6, 50)].map(|(d, h)| again.of(d, h).unwrap()));
         for host in [7, 8, 9] {
-            assert_ne!(again.of(5, host).unwrap(), Ino(host), "it was another file's once");
+            assert_ne!(again.of(5, host).unwrap(), Ino(host), "another file had it once");
         }
         assert!(again.fresh().unwrap() > ours);
     }
 
     #[test]
-    fn own_numbers_are_never_given_twice_also_after_a_crash() {
+    fn own_numbers_are_never_given_out_twice_even_after_a_crash() {
         let mut first = new(vec![]);
         let given = first.fresh().unwrap();
         let mut second = new(vec![IdentityRecord::Reserved(Ino(Ino::OWN_RANGE.0 + RESERVE))]);

@@ -1,13 +1,14 @@
-//! The ledger says what the other files of a store must have at least: the file `ledger`.
+//! The ledger records what the other files of a store must have at least: the file `ledger`.
 //!
-//! A log that was cut at the end of a record, an older copy of a file and a missing file all look whole. The ledger tells
-//! them apart, because it counts from outside what each of them had.
+//! A log that was cut at the end of a record, an older copy of a file and a missing file all look
+//! whole. The ledger finds them, because it counts from outside what each file had.
 //!
 //! Always true:
-//! * A record is appended after the thing that it speaks of is on the disk. It is not synced, so a power cut can take it. Then
-//!   the ledger proves less than it could, and never more than is true.
-//! * Before a file is made to say less, the ledger says so, and that is synced. If it cannot be synced, the ledger goes.
-//! * The ledger is evidence and nothing else. The store begins a new one where it is missing or damaged.
+//! * A record is appended after its subject is on disk. It is not synced, so a power cut can take
+//!   it. Then the ledger proves less than it could, and never more than is true.
+//! * Before a file gets less, the ledger records that, synced. If it cannot be synced, the ledger
+//!   is removed.
+//! * The ledger is evidence and nothing else. A start begins a new one if it is missing or damaged.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -19,53 +20,54 @@ use crate::store::Store;
 use crate::store::io::dir::StoreDir;
 use crate::store::io::log;
 use crate::store::io::log::Log;
-use crate::store::layer::LayerInfo;
 use crate::store::record::{Header, LayerKind, Seal};
 use crate::types::LayerId;
 
-/// Name of the file.
+/// The file of the ledger.
 pub(super) const LEDGER: &str = "ledger";
-/// The name under which the number of the newest pack is kept.
+/// The name under which [`LedgerRecord::Published`] has the number of the newest pack.
 pub(super) const PACKS: &str = "packs";
-/// A ledger with more records than this is written anew at the next start.
+/// A start compacts a ledger with more records than this.
 const MANY: u64 = 4096;
 
 /// A record of the ledger.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum LedgerRecord {
-    /// These layers were sealed.
+    /// These layers are sealed.
     Sealed(Vec<LayerId>),
     /// These layers are about to be removed.
     Gone(Vec<LayerId>),
-    /// `heads.log` has so many records, with those that were given up.
+    /// The number of records in `heads.log`, with those that were trimmed.
     Operations(u64),
-    /// `identities` has so many records.
+    /// The number of records in `identities`.
     Numbers(u64),
-    /// A file of one frame was published, and its frame has this number; or a pack, under the name `packs`.
+    /// A file of one frame was published, and its frame has this number. Or the newest pack, under
+    /// the name `packs`.
     Published(String, u64),
-    /// The journal of a sealed layer was rewritten and says less.
+    /// The journal of a sealed layer was rewritten, and claims less.
     Lowered(LayerId, Lowered),
 }
 
-/// What a rewritten journal says of its layer. Each only ever becomes less: an older copy of the journal says more.
+/// The claims of a rewritten journal about its layer. Each rewrite claims the same or less, so an
+/// older copy of the journal claims more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Lowered {
-    /// The layer below is this one, or an older one, or none.
+    /// The parent is this layer, an older one, or none.
     pub parent: Option<LayerId>,
-    /// It is no checkpoint.
+    /// The layer is no checkpoint.
     pub automatic: bool,
-    /// Its records went into the layers above.
+    /// The records of the layer moved into the layers above.
     pub collected: bool,
 }
 
 impl Lowered {
-    /// What the journal of a layer says.
+    /// The claims of the journal of a layer.
     pub(super) fn of(header: &Header, seal: &Seal) -> Lowered {
         let collected = header.kind == LayerKind::Collected;
         Lowered { parent: header.parent, automatic: seal.automatic, collected }
     }
 
-    /// Whether this can be what came of the other, or of something less.
+    /// Whether a journal that claims this can be the noted one, or a later rewrite of it.
     fn is_within(&self, noted: &Lowered) -> bool {
         self.parent <= noted.parent
             && self.automatic >= noted.automatic
@@ -73,7 +75,7 @@ impl Lowered {
     }
 }
 
-/// What the records of a ledger say together.
+/// The outcome of all records of a ledger; or the same facts about a store.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Known {
     pub sealed: BTreeSet<LayerId>,
@@ -100,7 +102,7 @@ impl Known {
         }
     }
 
-    /// The records that say the same.
+    /// The shortest list of records with the same meaning.
     fn records(&self) -> Vec<LedgerRecord> {
         let mut records = vec![
             LedgerRecord::Sealed(self.sealed.iter().copied().collect()),
@@ -114,26 +116,34 @@ impl Known {
         records
     }
 
-    /// The newest pack, if it is missing because `found` is the newest that there is. Its layers look lost one by one.
-    pub fn missing_pack(&self, found: Option<u32>, show: &dyn Fn(&str) -> String) -> Option<Error> {
+    /// The error for a missing newest pack, if `newest` is the newest one in the store. Without
+    /// this check its layers would be reported as lost, one by one.
+    pub fn missing_pack(
+        &self,
+        newest: Option<u32>,
+        show: &dyn Fn(&str) -> String,
+    ) -> Option<Error> {
         let number = *self.published.get(PACKS)?;
-        let is_missing = found.is_none_or(|found| u64::from(found) < number);
+        let is_missing = newest.is_none_or(|newest| u64::from(newest) < number);
         is_missing.then(|| lost(show, &format!("{PACKS}/{number:08}"), "the file is missing"))
     }
 
-    /// The error for a journal that says of its layer what it said before it was rewritten.
-    pub fn is_older(&self, info: &LayerInfo, show: &dyn Fn(&str) -> String) -> Option<Error> {
-        let layer = info.header.layer;
-        let noted = self.lowered.get(&layer)?;
-        let is_older = info
-            .seal
-            .as_ref()
-            .is_some_and(|seal| !Lowered::of(&info.header, seal).is_within(noted));
-        let why = "it is an older copy: what it says was given up";
-        is_older.then(|| lost(show, &format!("layers/{:08}/journal", layer.0), why))
+    /// The error for a journal that claims what it claimed before it was rewritten. An open layer
+    /// has no seal and claims nothing.
+    pub fn is_older(
+        &self,
+        header: &Header,
+        seal: Option<&Seal>,
+        show: &dyn Fn(&str) -> String,
+    ) -> Option<Error> {
+        let noted = self.lowered.get(&header.layer)?;
+        let is_older = seal.is_some_and(|seal| !Lowered::of(header, seal).is_within(noted));
+        let why = "it is an older copy, from before the journal was rewritten";
+        is_older.then(|| lost(show, &journal(header.layer), why))
     }
 
-    /// What is missing of what the ledger says, if `found` is all that there is. `show` gives the path of a file.
+    /// Errors for everything that is missing in a store that has `found`. `show` gives the path of
+    /// a file.
     pub fn missing(&self, found: &Known, show: &dyn Fn(&str) -> String) -> Vec<Error> {
         let mut errors = Vec::new();
         for (name, number) in &self.published {
@@ -147,12 +157,8 @@ impl Known {
         }
         let gone = self.sealed.difference(&found.sealed);
         errors.extend(gone.map(|layer| {
-            let name = format!("layers/{:08}/journal", layer.0);
-            lost(
-                show,
-                &name,
-                format!("layer {layer} was sealed, and neither this file nor a pack has its seal"),
-            )
+            let why = "its seal is missing, here and in every pack, although the layer was sealed";
+            lost(show, &journal(*layer), why)
         }));
         for (name, had, has) in [
             ("heads.log", self.operations, found.operations),
@@ -166,53 +172,67 @@ impl Known {
     }
 }
 
+fn journal(layer: LayerId) -> String {
+    format!("layers/{:08}/journal", layer.0)
+}
+
 fn lost(show: &dyn Fn(&str) -> String, name: &str, why: impl Into<String>) -> Error {
     Error::damage(format!("read {}", show(name)), why).hint(
         "only if the file 'ledger' is an older copy itself: remove it, the store begins a new one",
     )
 }
 
-/// The ledger of an open store.
-#[derive(Default)]
-pub(super) struct Ledger {
-    /// None if it cannot be written.
-    log: Option<Log<LedgerRecord>>,
-    /// What its records say.
-    known: Known,
-    /// The number of the last frame of each file that is published whole.
-    last: BTreeMap<String, u64>,
+/// The ledger as it was found on disk.
+pub(super) struct Found {
+    pub known: Known,
+    /// Where the records end.
+    end: u64,
+    /// The number of records.
+    count: u64,
 }
 
-/// Reads the ledger of a store, and gives the place where it goes on: where it ends, and with which number. None if there
-/// is no ledger, or it is damaged.
+/// Reads the ledger of a store; `None` if it is missing or damaged.
 ///
 /// # Errors
-/// As open(2).
-pub(super) fn read(dir: &StoreDir) -> Result<Option<(Known, u64, u64)>> {
+/// As open(2) and read(2).
+pub(super) fn read(dir: &StoreDir) -> Result<Option<Found>> {
     let Some(bytes) = dir.read(LEDGER)? else { return Ok(None) };
     let what = dir.show(LEDGER);
     let contents = match log::read::<LedgerRecord>(&bytes, &what) {
         Ok(contents) => contents,
         Err(error) => {
-            // A power cut can do that: nothing syncs most of its records.
-            ::log::info!("{error}; the ledger begins anew");
+            // A power cut can cause that, because most records are not synced.
+            ::log::info!("{error}; a new ledger begins");
             return Ok(None);
         }
     };
     let mut known = Known::default();
     contents.records.iter().for_each(|(record, _)| known.note(record));
-    let is_whole = !contents.records.is_empty();
-    Ok(is_whole.then_some((known, contents.end, contents.records.len() as u64)))
+    let count = contents.records.len() as u64;
+    Ok((count > 0).then_some(Found { known, end: contents.end, count }))
+}
+
+/// The ledger of an open store.
+#[derive(Default)]
+pub(super) struct Ledger {
+    /// `None` after it could not be written.
+    log: Option<Log<LedgerRecord>>,
+    /// The outcome of its records.
+    known: Known,
+    /// The number of the last frame of each file that is published whole.
+    last: BTreeMap<String, u64>,
 }
 
 impl Store {
-    /// Begins to keep the ledger. `read` is what was found of it, and `found` is what there is. Of that only the seals
-    /// below the head are known to survive a power cut: the process before may have been killed before it synced the rest.
-    pub(super) fn keep_ledger(&self, read: Option<(Known, u64, u64)>, found: Known) {
+    /// Begins to keep the ledger. `read` is the ledger on disk, `found` is what the store has.
+    ///
+    /// Of `found`, only the seals below the heads certainly survive a power cut: the last process
+    /// may have been killed before it synced the rest.
+    pub(super) fn keep_ledger(&self, read: Option<Found>, found: Known) {
         let below_head: BTreeSet<LayerId> =
             found.sealed.range(..self.trust.torn_from).copied().collect();
-        let place = read.as_ref().map(|(_, end, count)| (*end, *count));
-        let mut known = read.map(|(known, ..)| known).unwrap_or_default();
+        let place = read.as_ref().map(|read| (read.end, read.count));
+        let mut known = read.map(|read| read.known).unwrap_or_default();
         let log = match place {
             Some((end, count)) if count <= MANY => self
                 .dir
@@ -229,7 +249,7 @@ impl Store {
         self.note_sealed(below_head.into_iter().collect());
     }
 
-    /// Says in the ledger what is on the disk.
+    /// Records what is on disk, without a sync.
     pub(super) fn note_in_ledger(&self, record: &LedgerRecord) {
         let mut ledger = self.ledger.lock();
         ledger.known.note(record);
@@ -241,10 +261,11 @@ impl Store {
         }
     }
 
-    /// Says in the ledger, for good, that something is about to have less.
+    /// Records, synced, that a file is about to get less.
     ///
     /// # Errors
-    /// When that can neither be written nor the ledger be removed: then nothing may go.
+    /// If the record cannot be synced, and the ledger cannot be removed either. Then the caller
+    /// must not shorten the file.
     pub(super) fn lower_ledger(&self, record: &LedgerRecord) -> Result<()> {
         let mut ledger = self.ledger.lock();
         ledger.known.note(record);
@@ -257,13 +278,13 @@ impl Store {
         if written {
             return Ok(());
         }
-        // Removing takes no room.
+        // The removal needs no space.
         ledger.log = None;
         self.dir.remove(LEDGER)?;
         if durable { self.dir.sync() } else { Ok(()) }
     }
 
-    /// Says in the ledger, for good, that layers are about to be removed.
+    /// Records, synced, that layers are about to be removed.
     ///
     /// # Errors
     /// As [`Store::lower_ledger`].
@@ -275,7 +296,7 @@ impl Store {
         if sealed.is_empty() { Ok(()) } else { self.lower_ledger(&LedgerRecord::Gone(sealed)) }
     }
 
-    /// Says in the ledger that layers are sealed of which it does not know it.
+    /// Records that layers are sealed, if the ledger does not have that yet.
     pub(super) fn note_sealed(&self, mut layers: Vec<LayerId>) {
         {
             let ledger = self.ledger.lock();
@@ -286,7 +307,7 @@ impl Store {
         }
     }
 
-    /// The number of the next frame of a file that is published whole. Each is given once.
+    /// The number for the next frame of a file that is published whole. Each is given out once.
     pub(super) fn next_number_of(&self, name: &str) -> u64 {
         let mut ledger = self.ledger.lock();
         let number = ledger.last.entry(name.to_owned()).or_insert(0);
@@ -294,7 +315,7 @@ impl Store {
         *number
     }
 
-    /// Says in the ledger how many numbers of nodes are on the disk, if that can be told now.
+    /// Records how many inode numbers are on disk, unless another thread is using them now.
     pub(super) fn note_numbers(&self) {
         let Some(count) = self.identities.try_lock().map(|identities| identities.synced_count())
         else {
@@ -330,32 +351,32 @@ mod tests {
     }
 
     #[test]
-    fn what_a_ledger_says_is_written_anew_in_fewer_records() {
+    fn a_compacted_ledger_says_the_same() {
         let mut again = Known::default();
         known().records().iter().for_each(|record| again.note(record));
         assert_eq!(again, known());
     }
 
     #[test]
-    fn each_file_that_has_less_than_the_ledger_says_is_named() {
-        let told = |found: &Known| -> Vec<String> {
-            let errors = known().missing(found, &|name| format!("STORE/{name}"));
-            errors.iter().map(ToString::to_string).collect()
+    fn a_file_that_has_less_than_the_ledger_says_is_named() {
+        let errors = |found: &Known| -> Vec<String> {
+            let missing = known().missing(found, &|name| format!("STORE/{name}"));
+            missing.iter().map(ToString::to_string).collect()
         };
-        assert_eq!(told(&known()), Vec::<String>::new());
+        assert_eq!(errors(&known()), Vec::<String>::new());
         let one = |change: &dyn Fn(&mut Known)| {
             let mut found = known();
             change(&mut found);
-            let told = told(&found);
-            assert_eq!(told.len(), 1, "{told:?}");
-            told.concat()
+            let errors = errors(&found);
+            assert_eq!(errors.len(), 1, "{errors:?}");
+            errors.concat()
         };
         let published = |name: &'static str| {
             move |found: &mut Known| {
                 found.published.remove(name);
             }
         };
-        for (named, told) in [
+        for (named, errors) in [
             ("STORE/heads.log", one(&|found| found.operations = 6)),
             ("STORE/identities", one(&|found| found.numbers = 3)),
             (
@@ -365,7 +386,7 @@ mod tests {
             ("STORE/holds", one(&published("holds"))),
             ("STORE/packs/00000005", one(&published(PACKS))),
         ] {
-            assert!(told.contains(named), "{told}");
+            assert!(errors.contains(named), "{errors}");
         }
         let parent = Some(LayerId(2));
         let noted = Lowered { parent, automatic: true, collected: false };
@@ -379,6 +400,6 @@ mod tests {
             assert_eq!(to.is_within(&noted), is_within, "{to:?}");
         }
         let more = Known { operations: 9, numbers: 8, ..known() };
-        assert_eq!(told(&more), Vec::<String>::new(), "the ledger can be behind");
+        assert_eq!(errors(&more), Vec::<String>::new(), "the ledger may have less than the store");
     }
 }

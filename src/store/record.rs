@@ -1,8 +1,9 @@
-//! The records of the store: plain data, exactly what the journal holds.
+//! The records that the files of a store hold, besides the nodes and edits of [`crate::tree`].
 //!
-//! A change of the tree is a list of [`Edit`]s. The same list is appended to the journal as one frame and applied to
-//! the tree in memory, so a replay cannot come to another result than the first run. Enums only grow at the end, and
-//! golden bytes in the tests hold every variant to its encoding.
+//! These types are encoded field by field. So a field never changes, and an enum grows only at its
+//! end (`store/golden.rs` checks every variant).
+
+use std::collections::BTreeSet;
 
 use serde::{Deserialize, Serialize};
 
@@ -10,26 +11,30 @@ use crate::store::io::writer::Writer;
 use crate::tree::{Edit, Node, Source};
 use crate::types::{BaseMark, ByteRange, Epoch, Fingerprint, Ino, LayerId, Timestamp, TreePath};
 
-/// What a layer is for.
+/// The purpose of a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum LayerKind {
-    /// Changes of a head after its parent; the parent was this head's upper layer until then.
+    /// Changes of a head after its parent, which was the upper layer of this head until then.
     Continues,
-    /// Changes of a head after its parent, to which a restore went back.
+    /// Changes of a head after a restore switched to its parent.
     Branches,
-    /// What the base held, before an apply, at the paths that the apply touched.
+    /// The base nodes that an apply replaced, as they were before.
     PreImage,
-    /// Its records went into the layers above it; its pool holds content that others refer to.
+    /// A layer whose records moved into the layers above. Its pool holds content that others
+    /// refer to.
     Collected,
-    /// Changes of a head after an apply wrote all of its tree into the base. The named layer was written to until then; if that holds
-    /// a change and this one does not, they were never exchanged: else the first change here is all that is in the tree.
+    /// Changes of a head after an apply wrote all of its tree into the base and the head was
+    /// rebased. The head wrote to the named layer until then.
+    ///
+    /// The first record of this layer holds the whole tree over the new base. If the named layer
+    /// has a change and this one has none, the process ended before the head moved to this layer.
     Lands(LayerId),
-    /// Holds content of other layers, put together; only their maps lead to it.
+    /// Content of many layers in one pool. Only their remaps lead to it.
     Gathered,
 }
 
 impl LayerKind {
-    /// Whether it is a state of a head.
+    /// Whether such a layer is a state of a head.
     pub fn is_of_head(self) -> bool {
         match self {
             LayerKind::Continues | LayerKind::Branches | LayerKind::Lands(_) => true,
@@ -38,111 +43,113 @@ impl LayerKind {
     }
 }
 
-/// The first record of a layer.
+/// The first record of a journal.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Header {
-    /// Its number.
+    /// The layer.
     pub layer: LayerId,
-    /// The layer below; none lies on the base.
+    /// The layer below; `None` if the layer lies on the base.
     pub parent: Option<LayerId>,
     /// The head that writes to it.
     pub head: String,
-    /// The epoch of the base that it lies over; for a pre-image, the epoch that its apply began.
+    /// The epoch of the base below; for pre-images, the epoch that the apply began.
     pub epoch: Epoch,
-    /// What it is for.
+    /// The purpose of the layer.
     pub kind: LayerKind,
-    /// When it was made; after it took the place of others below it, when the first of them was.
+    /// When the layer was created. If it replaced layers below, when the oldest of them was.
     pub time: Timestamp,
 }
 
-/// The last record of a layer.
+/// The last record of the journal of a sealed layer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Seal {
-    /// The name of the checkpoint.
+    /// The name of the checkpoint, if it has one.
     pub name: Option<String>,
     /// Its message.
     pub message: String,
-    /// When.
+    /// When the layer was sealed.
     pub time: Timestamp,
-    /// Whether jailfs made it itself.
+    /// Whether jailfs sealed the layer on its own. It is then no checkpoint.
     pub automatic: bool,
 }
 
-/// What the base held at a path before an apply.
+/// A base path before an apply.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PreImage {
     /// The path in the base.
     pub path: TreePath,
-    /// What was there; none if nothing was.
+    /// The node there, if there was one.
     pub node: Option<PreNode>,
 }
 
-/// A node that the base held.
+/// A base node before an apply.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PreNode {
-    /// Its number.
+    /// Its inode number in the mount.
     pub ino: Ino,
-    /// Its number on the host: by it the further links of a file are known.
+    /// Its inode number on the host, by which the hard links of a file are recognised.
     pub host: u64,
-    /// Its record; the origin of a file says how the file looks since the apply, if its bytes were left in place.
+    /// Its record. If the apply left the bytes of a file in place, the origin has the fingerprint
+    /// of the file since the apply.
     pub node: Node,
-    /// Where its bytes are.
+    /// Where its bytes are stored.
     pub extents: Vec<(ByteRange, Source)>,
 }
 
-/// What an apply left in the base at a path.
+/// A base path after an apply.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Left {
     /// The path in the base.
     pub path: TreePath,
-    /// What is there now; none if nothing is.
+    /// The fingerprint of the node there, if there is one.
     pub print: Option<Fingerprint>,
 }
 
 /// A record of a layer's journal.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Record {
-    /// The first one.
+    /// The first record.
     Header(Header),
-    /// A process began to write.
+    /// A process opened the layer for writing.
     Opened {
-        /// Under which boot, and in which mount.
+        /// Its boot and its mount of the store's filesystem.
         writer: Writer,
     },
     /// One operation, applied as a whole or not at all.
     Edits(Vec<Edit>),
-    /// Everything before this, pool bytes included, survives a power cut.
+    /// Everything before this record survives a power cut, with the pool bytes.
     Synced,
-    /// The last one of a sealed layer.
+    /// The last record of a sealed layer.
     Seal(Seal),
-    /// Part of a pre-image layer; a later one for the same path takes its place.
+    /// In a layer of pre-images. A later record for the same path replaces an earlier one.
     PreImage(PreImage),
-    /// Part of a pre-image layer: what the apply left at a path.
+    /// In a layer of pre-images: what the apply left at a path.
     Left(Left),
-    /// The apply did not come to its end, and the base is as it was before.
+    /// The apply was rolled back, and the base is as it was before.
     Abandoned,
-    /// The first records of the journal, so many, survive a power cut, with the pool bytes that they refer to.
+    /// This many of the first records survive a power cut, with the pool bytes that they refer to.
     SyncedTo(u64),
-    /// The second record of a journal that was rewritten as what came of it, and of an index.
+    /// The second record of a compact journal, and of an index.
     Compact,
-    /// A sync failed: only the first records, so many, were synced before. What is behind them may be lost.
+    /// A sync failed. Only this many of the first records were synced before.
     SyncFailed(u64),
-    /// Of a layer that was gathered: the bytes that each cell of 64 KiB of its pool takes deflated, 0 of one that is stored as it is.
+    /// In a gathered layer: the deflated bytes of each cell of 64 KiB of the pool; 0 for a cell
+    /// that is stored as it is.
     Cells(Vec<u32>),
 }
 
-/// Which layer is on top of a head.
+/// The content of the file of a head.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HeadRecord {
-    /// The upper layer.
+    /// The layer on top of the head.
     pub layer: LayerId,
 }
 
-/// Which layers no drop and no gc takes.
+/// The layers that neither drop nor gc removes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HoldsRecord {
     /// Their numbers.
-    pub layers: std::collections::BTreeSet<LayerId>,
+    pub layers: BTreeSet<LayerId>,
 }
 
 /// A record of `heads.log`.
@@ -150,57 +157,58 @@ pub struct HoldsRecord {
 pub struct OpRecord {
     /// The head.
     pub head: String,
-    /// When.
+    /// When it happened.
     pub time: Timestamp,
-    /// What was done.
+    /// The kind of operation.
     pub verb: OpVerb,
-    /// On what, for people.
+    /// A description for people.
     pub description: String,
-    /// The sealed layer that holds the tree as it was right after; none is the base.
+    /// The sealed layer with the tree right after the operation; `None` is the base.
     pub tree: Option<LayerId>,
-    /// The epoch of the base that the tree lies over.
+    /// The epoch of the base below that tree.
     pub epoch: Epoch,
 }
 
-/// What an operation did.
+/// A kind of operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum OpVerb {
-    /// The store was made.
+    /// The store was created.
     Create,
-    /// A person asked for a checkpoint.
+    /// The user made a checkpoint.
     Checkpoint,
     /// jailfs sealed the tree before an operation that changes it.
     Seal,
-    /// The tree went back to a checkpoint.
+    /// The head was restored to a checkpoint.
     Restore,
-    /// Changes since the last checkpoint were thrown away.
+    /// Changes since the last checkpoint were discarded.
     Discard,
     /// The tree was written into the base.
     Apply,
-    /// An apply was taken back out of the base.
+    /// An apply was undone in the base.
     UndoApply,
-    /// The tree went to what it was after an operation.
+    /// The head was restored to its state after an operation.
     OpRestore,
 }
 
 /// A record of `identities`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum IdentityRecord {
-    /// Every number below this in our own range may have been given out.
+    /// Every number of our own range below this may have been given out.
     Reserved(Ino),
-    /// A node of the base has this number, not that of the host.
+    /// A base node has this number instead of the host's.
     Named {
-        /// The device; 0 stands for that of the base's root, whose number may change at a reboot.
+        /// The device; 0 for the device of the base's root, whose number may change at a reboot.
         dev: u64,
-        /// `st_ino`.
+        /// `st_ino` on the host.
         host: u64,
-        /// Our number.
+        /// The number in the mount.
         ino: Ino,
     },
-    /// Everything before this is about to be synced.
+    /// A sync of everything before this record begins.
     Synced,
-    /// The base is this directory from here on.
+    /// The base is this directory from now on.
     Root(BaseMark),
-    /// A number of the host that a node of the base had which is named otherwise by now, or gone: it is nobody else's.
+    /// No base node may get this host number. A node had it that has another number now, or is
+    /// gone.
     Taken(Ino),
 }

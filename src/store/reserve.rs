@@ -1,7 +1,8 @@
-//! Room that is kept for the moment in which the disk is full.
+//! Space that is kept for the moment when the disk is full: the file `reserve`.
 //!
-//! The file `reserve` takes space and holds nothing. It is let go when something must be recorded that gives space back, or that
-//! ends an operation well (a delete, a sync, a seal), and what that left of it is taken again right after.
+//! The file takes blocks and holds nothing. It is released when something must be recorded that
+//! frees space, or that completes an operation (a delete, a sync, a seal). Right after, the store
+//! takes back as much of it as there is space for.
 
 use std::fs::File;
 use std::io;
@@ -14,43 +15,43 @@ use crate::store::Store;
 use crate::store::io::disk;
 
 const RESERVE: &str = "reserve";
-/// Bytes that are kept, at most.
+/// The largest reserve, in bytes.
 const MOST: u64 = 4 << 20;
-/// Bytes that are kept, at least; less is no help.
+/// The smallest reserve, in bytes; less would not help.
 const LEAST: u64 = 64 << 10;
-/// No more is kept than this part of what is free.
+/// The reserve is at most this part of the free space.
 const PART: u64 = 16;
 
 /// The reserve of a store.
 #[derive(Default)]
 pub(super) struct Reserve {
-    /// Bytes that are to be kept.
+    /// Bytes to keep.
     wanted: u64,
-    /// Bytes that are kept.
+    /// Bytes that are kept now.
     kept: u64,
 }
 
 impl Store {
-    /// Finds the reserve that is there, or begins one.
+    /// Takes over the reserve on disk, or creates one.
     pub(super) fn begin_reserve(&self) {
         let free = self.free_bytes();
         let found = self
             .dir
             .file(RESERVE, true)
-            .and_then(|file| file.metadata().attempt(|| "look at the reserve"));
+            .and_then(|file| file.metadata().attempt(|| "stat the reserve"));
         let kept = found
             .map_or(0, |about| if about.blocks() * 512 >= about.len() { about.len() } else { 0 });
         *self.reserve.lock() = Reserve { wanted: (free / PART).clamp(LEAST, MOST).max(kept), kept };
         self.keep_reserve();
     }
 
-    /// Bytes that are free on the filesystem of the store; none if it does not say.
+    /// Free bytes on the filesystem of the store; 0 if they are not known.
     pub fn free_bytes(&self) -> u64 {
         let space = nix::sys::statvfs::fstatvfs(&self.dir);
         space.map_or(0, |space| space.blocks_available().saturating_mul(space.fragment_size()))
     }
 
-    /// Lets the reserve go. Whether there was any.
+    /// Releases the reserve. Returns whether that freed anything.
     pub fn release_reserve(&self) -> bool {
         let mut reserve = self.reserve.lock();
         let had = reserve.kept > 0;
@@ -75,7 +76,7 @@ impl Store {
         }
     }
 
-    /// Takes the reserve again, or as much of it as there is room for.
+    /// Takes the reserve back, or as much of it as there is space for.
     pub fn keep_reserve(&self) {
         let mut reserve = self.reserve.lock();
         let mut bytes = reserve.wanted;
@@ -94,17 +95,18 @@ impl Store {
         if bytes > 0
             && let Err(error) = disk::allocate(&file, bytes)
         {
-            // Part of it may have been taken.
+            // The filesystem may have allocated a part.
             disk::cut(&file, 0).attempt(attempt)?;
             return Err(error).attempt(attempt);
         }
-        if bytes == 0 { self.let_go(file).attempt(attempt) } else { Ok(()) }
+        if bytes == 0 { self.truncate_reserve(file).attempt(attempt) } else { Ok(()) }
     }
 
-    fn let_go(&self, file: File) -> io::Result<()> {
+    fn truncate_reserve(&self, file: File) -> io::Result<()> {
         match disk::cut(&file, 0) {
             Err(error) if error.raw_os_error() == Some(Errno::EDQUOT as i32) => {
-                // btrfs cuts nothing under a full quota, but it removes; and what was removed counts until that is committed.
+                // With a full quota, btrfs refuses to truncate but removes the file. The space is
+                // free only after a commit.
                 drop(file);
                 disk::remove(&self.dir, RESERVE)?;
                 disk::commit(&self.dir)

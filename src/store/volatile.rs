@@ -1,57 +1,61 @@
-//! Whether what a store says to be synced was.
+//! Marks a store that is written without syncs: the file `volatile`.
 //!
-//! Whoever opens a store without syncs (`--volatile`) leaves the file `volatile`, synced, before anything else is written. From then
-//! on a `Synced` or a `Seal` in any file proves nothing.
+//! A process that opens a store with `--volatile` writes the file, synced, before anything else.
+//! From then on a `Synced` or a `Seal` in any file proves nothing.
 //!
-//! Always true: all is there under the boot, and in the mount, that the file names. The first process that opens the store with
-//! syncs has all of it synced, and removes the file. Under another boot, or in another mount, the store is refused.
+//! Always true: the store is complete under the boot and in the mount that the file names. The
+//! first process that opens it with syncs syncs all of it, and removes the file. Under another
+//! boot, or in another mount, the store is refused.
 
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Attempt, Error, Result};
 use crate::store::io::dir::StoreDir;
-use crate::store::io::disk;
 use crate::store::io::writer::Writer;
-use crate::store::{framed, read_one};
+use crate::store::io::{disk, record_file};
 
 /// The name of the file.
 pub const VOLATILE: &str = "volatile";
 
-/// What is in the file.
+/// The content of the file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VolatileRecord {
-    /// By which writer it was written without syncs.
+    /// The writer that wrote the store without syncs.
     pub writer: Writer,
 }
 
-/// Says why nothing is known of what the store has, if so: another writer wrote it without syncs.
+/// Refuses a store that another writer wrote without syncs. Otherwise returns the content of the
+/// file, if it is there.
 ///
 /// # Errors
-/// That; or damage.
+/// Damage: such a store, or a damaged file.
 pub(super) fn check(dir: &StoreDir, writer: Writer) -> Result<Option<VolatileRecord>> {
-    let record = read_one::<VolatileRecord>(dir, VOLATILE)?;
+    let record = record_file::read::<VolatileRecord>(dir, VOLATILE)?;
     if record.as_ref().is_none_or(|record| record.writer == writer) {
         return Ok(record);
     }
     let attempt = format!("open store '{}'", dir.path().display());
-    let why = "it was written with --volatile, and the machine was started or its filesystem mounted since: any of it may be lost or old";
+    let why = "it was written with --volatile, and since then the machine was started or the \
+               filesystem mounted: any of it may be lost or old";
     Err(Error::damage(attempt, why).hint(format!(
-        "begin a new store; if the machine was shut down, or the filesystem unmounted, in order, nothing is lost: remove '{}'",
+        "begin a new store; if the machine was shut down cleanly, or the filesystem unmounted, \
+         nothing is lost: remove '{}'",
         dir.show(VOLATILE)
     )))
 }
 
-/// Begins to write a store, with syncs or without. Gives whether it was written without and is synced now.
+/// Begins to write a store, with syncs if `durable`. Returns whether the store was volatile and is
+/// synced now.
 ///
 /// # Errors
-/// As [`check`], and those of the calls that it is made of.
+/// As [`check`], publish, syncfs(2) and unlink(2).
 pub(super) fn begin(dir: &StoreDir, writer: Writer, durable: bool) -> Result<bool> {
     let found = check(dir, writer)?;
     match (found, durable) {
         (None, true) | (Some(_), false) => Ok(false),
-        // Synced in any case: without it the marks that follow would be believed.
+        // Synced in any case: without the file, a later start would trust the marks that follow.
         (None, false) => {
-            dir.publish(VOLATILE, &framed(&VolatileRecord { writer }, VOLATILE)?, true)?;
+            record_file::publish(dir, VOLATILE, &VolatileRecord { writer }, 0, true)?;
             Ok(false)
         }
         (Some(_), true) => {

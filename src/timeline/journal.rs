@@ -10,7 +10,7 @@
 
 use crate::error::{Attempt, Result};
 use crate::fs::{NextCheck, OpenJournal, SMALL_JOURNAL};
-use crate::store::layer::sealed::compact_len;
+use crate::store::layer::compact::compact_len;
 use crate::sys::memory;
 use crate::timeline::{Effort, Timeline};
 use crate::tree::Tree;

@@ -7,10 +7,11 @@
 //!
 //! Two bounded steps are repeated until there is nothing to do:
 //!
-//! 1. The records, checksums and remaps of many layers become one pack (`store/pack/packing.rs`).
-//!    Journals are rewritten in their shortest form.
+//! 1. The records, checksums and remaps of many layers become one pack
+//!    (`store/placement/packing.rs`). Journals are rewritten in their shortest form.
 //! 2. The content of many layers with small pools is gathered in the pool of one layer
-//!    (`store/pack/gather.rs`). Gathered layers of which little is still needed are gathered again.
+//!    (`store/placement/gather.rs`). Gathered layers of which little is still needed are gathered
+//!    again.
 
 use std::collections::BTreeSet;
 use std::os::unix::fs::MetadataExt;

@@ -292,16 +292,19 @@ mod tests {
                 match what {
                     0 | 1 if start < size => {
                         let end = (start + len).min(size);
+                        let range = ByteRange { start, end };
                         // Adjacent sources, so that extents are joined.
-                        let to = Some(Source::Pool { layer: LayerId(pool as u32 + 1), offset: start });
-                        tree.apply(&Edit::Map { ino: FILE, range: ByteRange { start, end }, to }).unwrap();
+                        let layer = LayerId(pool as u32 + 1);
+                        let to = Some(Source::Pool { layer, offset: start });
+                        tree.apply(&Edit::Map { ino: FILE, range, to }).unwrap();
                         for at in start..end {
                             model[at as usize] = to.map(|s| s.advanced(at - start));
                         }
                     }
                     2 if start < size => {
                         let end = (start + len).min(size);
-                        tree.apply(&Edit::Map { ino: FILE, range: ByteRange { start, end }, to: None }).unwrap();
+                        let range = ByteRange { start, end };
+                        tree.apply(&Edit::Map { ino: FILE, range, to: None }).unwrap();
                         model[start as usize..end as usize].fill(None);
                     }
                     _ => {
@@ -310,11 +313,13 @@ mod tests {
                     }
                 }
                 prop_assert_eq!(&bytes_of(&tree), &model);
-                for at in 0..model.len() as u64 {
-                    let data = model.iter().enumerate().skip(at as usize).find(|(_, b)| b.is_some());
-                    prop_assert_eq!(tree.next_data(FILE, at), data.map(|(i, _)| i as u64));
-                    let hole = model.iter().enumerate().skip(at as usize).find(|(_, b)| b.is_none());
-                    prop_assert_eq!(tree.next_hole(FILE, at), hole.map_or(model.len() as u64, |(i, _)| i as u64));
+                for at in 0..model.len() {
+                    let next = |is_data: bool| {
+                        (at..model.len()).find(|i| model[*i].is_some() == is_data).map(|i| i as u64)
+                    };
+                    prop_assert_eq!(tree.next_data(FILE, at as u64), next(true));
+                    let hole = next(false).unwrap_or(model.len() as u64);
+                    prop_assert_eq!(tree.next_hole(FILE, at as u64), hole);
                 }
                 for ino in [Ino(41), Ino(43)] {
                     prop_assert_eq!(tree.extents(ino).count(), 1, "other files are unchanged");

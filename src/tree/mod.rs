@@ -280,8 +280,8 @@ impl Tree {
             }
         }
         for ((ino, dir, name), ()) in &self.links {
-            if !matches!(self.dentry(*dir, name), Some(Dentry::Child { ino: child, .. }) if child == ino)
-            {
+            let named = self.dentry(*dir, name);
+            if !matches!(named, Some(Dentry::Child { ino: child, .. }) if child == ino) {
                 return Err(format!(
                     "reverse link of {ino:?} to {name} in {dir:?} without that name"
                 ));

@@ -2,7 +2,7 @@
 //!
 //! A clone copies one pointer. A change copies the nodes on the way from the root to one leaf, if
 //! another map shares them. [`PersistentMap::diff`] skips shared nodes, so its cost is in
-//! proportion to the difference. A node is one allocation without spare room beyond a few entries.
+//! proportion to the difference. A node is one allocation with space for only a few more entries.
 //! Appending at the end leaves full nodes behind, because most entries of a tree are created in key
 //! order.
 //!
@@ -18,7 +18,7 @@ use std::sync::Arc;
 
 /// The most entries of a node. Small in unit tests, so that few entries make a deep tree.
 const CAPACITY: usize = if cfg!(test) { 6 } else { 32 };
-/// A node with fewer entries is joined with a neighbour, if both together leave room.
+/// A node with fewer entries is joined with a neighbour, if one node holds both.
 const MIN_FILL: usize = CAPACITY / 3;
 /// By how many entries the capacity of a node grows.
 const GROWTH: usize = 4;
@@ -340,7 +340,7 @@ fn insert_item<K: Clone, V, T>(
     }
 }
 
-/// Joins a node with a neighbour, if both together leave room.
+/// Joins a node with a neighbour, if one node holds both.
 fn join<K: Ord + Clone, V: Clone>(nodes: &mut Vec<(K, Arc<Node<K, V>>)>, at: usize) {
     let first = at.checked_sub(1).unwrap_or(at);
     let joined = (first..=at).find(|left| match nodes.get_mut(*left..=left + 1) {

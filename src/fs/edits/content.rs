@@ -4,8 +4,7 @@ use std::sync::Arc;
 
 use crate::fs::{Found, Fs, State};
 use crate::store::edits_log::{Content, Version};
-use crate::tree::Tree;
-use crate::tree::{Body, Edit, Node, Source};
+use crate::tree::{Body, Edit, Node, Source, Tree};
 use crate::types::{ByteRange, LayerId};
 
 /// The least cost of an edit, in bytes. It bounds the number of edits.

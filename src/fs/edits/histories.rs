@@ -69,7 +69,7 @@ impl Histories {
         }
         // The first record says who wrote the log. It stands for the content that was synced before
         // a rewrite.
-        let believed = recorded.believed.max(1);
+        let believed = recorded.valid.max(1);
         histories.retain_entries(|entry| entry.record < believed);
         histories
     }

@@ -3,7 +3,7 @@
 use crate::tree::{Body, Meta, Tree};
 use crate::types::{FileKind, Ino};
 
-/// What stat(2) reports for a node.
+/// The attributes that stat(2) reports for a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Attr {
     /// Inode number.

@@ -10,8 +10,8 @@
 //! beneath the base; a filesystem without SEEK_DATA reports none. A base file that changed behind
 //! the sandbox is an error, as when it is read.
 //!
-//! The search looks at the extents in windows and keeps few ranges at a time, so its memory does not
-//! grow with the number of extents. A window doubles while it holds few extents, so a hole of
+//! The search looks at the extents in windows and keeps few ranges at a time, so its memory does
+//! not grow with the number of extents. A window doubles while it holds few extents, so a hole of
 //! terabytes takes few steps.
 
 use std::collections::VecDeque;
@@ -52,8 +52,8 @@ impl<'a> Side<'a> {
     }
 }
 
-/// Yields the ranges of a file that hold data, or those in which two files can differ: in order, and
-/// at most [`STEP`] bytes each.
+/// Yields the ranges of a file that hold data, or those in which two files can differ: in order,
+/// and at most [`STEP`] bytes each.
 pub struct DataRanges<'a> {
     file: Side<'a>,
     /// The file to compare with, if any.

@@ -18,7 +18,7 @@ use crate::types::{ByteRange, Fingerprint, LayerId, Timestamp, TreePath};
 /// long, so neither a long hole nor many extents make a search slow.
 pub(in crate::fs) const FIRST_WINDOW: u64 = 1 << 20;
 
-/// What lseek(2) looks for.
+/// The target of lseek(2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SeekTo {
     /// The first byte of data: SEEK_DATA.
@@ -114,7 +114,7 @@ impl HostExtent {
     /// then the content of `bytes` is undefined.
     ///
     /// # Errors
-    /// What the host answers; [`FsError::Drift`], recorded in `problems`, if a base file changed.
+    /// Those of the host; [`FsError::Drift`], recorded in `problems`, if a base file changed.
     pub(super) fn read(
         &self,
         bytes: &mut [u8],
@@ -185,11 +185,12 @@ impl HostExtent {
     }
 
     /// The first run of data in the extent at or after `from`, both in bytes from the beginning of
-    /// the extent; `None` if the rest is a hole. Only base files are asked for their holes. All of a
-    /// pool is data: a hole that damage left there must fail its checksum rather than read as zeros.
+    /// the extent; `None` if the rest is a hole. Only base files are asked for their holes. All of
+    /// a pool is data: a hole that damage left there must fail its checksum rather than read as
+    /// zeros.
     ///
     /// # Errors
-    /// What the host answers; [`FsError::Drift`], recorded in `problems`, if a base file changed.
+    /// Those of the host; [`FsError::Drift`], recorded in `problems`, if a base file changed.
     pub(super) fn next_data(
         &self,
         from: u64,

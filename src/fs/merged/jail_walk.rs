@@ -18,8 +18,8 @@ pub(in crate::fs) enum Resolved {
     /// Inside, by this text, from every directory in which the link has a name. The text climbs, so
     /// from another directory it could lead out.
     Climbs(Vec<u8>),
-    /// Out, or possibly out: an unseen name of the link may stand in the root, from where every text
-    /// that climbs leads out.
+    /// Out, or possibly out: an unseen name of the link may stand in the root, from where every
+    /// text that climbs leads out.
     Escapes,
 }
 

@@ -1,7 +1,7 @@
 //! The merged tree: resolves a name, a node or a byte range in the tree or in the base below it.
 //!
-//! Nothing here knows the kernel, the upper layer or a lock. Every answer is about a [`state::State`],
-//! which is a value.
+//! Nothing here knows the kernel, the upper layer or a lock. Every answer is about a
+//! [`state::State`], which is a value.
 
 pub(in crate::fs) mod attr;
 pub(in crate::fs) mod base_problems;

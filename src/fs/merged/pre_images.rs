@@ -1,10 +1,11 @@
-//! What each apply found in the base before it changed it.
+//! The pre-images: the base nodes that each apply found before it changed them.
 //!
 //! An apply changes the base, but states from before it must not change. So every apply records,
 //! for each base path that it touches, the node that was there (the pre-image).
 //!
 //! Always true:
-//! * Entry `e` of a [`PreHistory`] belongs to the apply that ended epoch `e` and began epoch `e + 1`.
+//! * Entry `e` of a [`PreHistory`] belongs to the apply that ended epoch `e` and began epoch
+//!   `e + 1`.
 //! * Pre-images that garbage collection removed keep their entry, marked as collected.
 
 use std::collections::{BTreeSet, HashMap};
@@ -25,7 +26,7 @@ pub fn index_in_history(began: Epoch) -> usize {
     usize::try_from(began.0).unwrap_or(usize::MAX).saturating_sub(1)
 }
 
-/// What one apply found in the base, and what it left there.
+/// The nodes that one apply found in the base, and the fingerprints that it left there.
 #[derive(Default)]
 pub struct PreImages {
     pub(super) nodes: HashMap<TreePath, Option<Arc<PreNode>>>,

@@ -45,7 +45,7 @@ impl ReadPlan {
     /// Reads the bytes. With `nowait`, returns `None` if that would wait for a disk.
     ///
     /// # Errors
-    /// What the host answers; [`FsError::Drift`] if a base file is not what it was.
+    /// Those of the host; [`FsError::Drift`] if a base file is not what it was.
     pub fn read(&self, nowait: bool) -> FsResult<Option<Vec<u8>>> {
         if let Some(bytes) = &self.ready {
             return Ok(Some(bytes.clone()));

@@ -1,7 +1,7 @@
 //! A state of the whole filesystem: the tree over the base in one epoch.
 //!
-//! A state is a value that never changes. Checkpoints, restores and diffs work on states, whether or
-//! not a kernel has one of them mounted.
+//! A state is a value that never changes. Checkpoints, restores and diffs work on states, whether
+//! or not a kernel has one of them mounted.
 
 use std::fs::File;
 use std::sync::Arc;
@@ -76,7 +76,7 @@ impl State {
     /// Looks a name up in a directory that merges with `lower`.
     ///
     /// # Errors
-    /// What the base answers.
+    /// Those of the base.
     pub fn find(&self, dir: Ino, lower: Option<&TreePath>, name: &Name) -> FsResult<Found> {
         self.find_by(dir, lower, name, |path| self.lower.lookup(path))
     }
@@ -143,7 +143,7 @@ impl State {
     /// The node at a path. Symlinks are not followed.
     ///
     /// # Errors
-    /// What the base answers.
+    /// Those of the base.
     pub fn resolve(&self, path: &TreePath) -> FsResult<Found> {
         let (mut at, mut lower) = self.root();
         let mut found = if self.tree.node(Ino::ROOT).is_some() {
@@ -176,7 +176,7 @@ impl State {
         (Ino::ROOT, lower)
     }
 
-    /// What was found, as a directory; `None` for any other node.
+    /// The directory that was found; `None` for any other node.
     pub fn as_dir(&self, found: &Found) -> Option<Dir> {
         match found {
             Found::Upper(ino, _) => Some((*ino, self.lower_path(*ino).ok()?)),
@@ -190,7 +190,7 @@ impl State {
     /// The parent of a live directory; `None` for the root.
     ///
     /// # Errors
-    /// ENOENT for a directory that is not in this state; what the base answers.
+    /// ENOENT for a directory that is not in this state; those of the base.
     pub fn parent_of(&self, dir: Ino, lower: Option<&TreePath>) -> FsResult<Option<Dir>> {
         if dir == Ino::ROOT {
             return Ok(None);
@@ -221,7 +221,7 @@ impl State {
     /// The path of a directory in the merged tree.
     ///
     /// # Errors
-    /// ENOENT for a directory that is not in this state; what the base answers.
+    /// ENOENT for a directory that is not in this state; those of the base.
     pub fn dir_path(&self, dir: Ino, lower: Option<&TreePath>) -> FsResult<TreePath> {
         let (mut dir, mut lower, mut names) = (dir, lower.cloned(), Vec::new());
         let above = loop {
@@ -241,7 +241,7 @@ impl State {
     /// The names that a directory shows, sorted.
     ///
     /// # Errors
-    /// What the base answers.
+    /// Those of the base.
     pub fn merged_names(&self, dir: Ino, lower: Option<&TreePath>) -> FsResult<Names> {
         Ok(self.merge_names(dir, lower.map(|path| self.lower.list(path)).transpose()?))
     }
@@ -266,7 +266,7 @@ impl State {
     /// # Errors
     /// [`FsError::Drift`] if the base changed above the node, even if it changed back since. So a
     /// copy-up never puts a name into a node that is not a directory or that merges with another
-    /// base path, and never replaces a name of the tree. Otherwise what the host answers.
+    /// base path, and never replaces a name of the tree. Otherwise those of the host.
     pub fn copy_up_edits(
         &self,
         ino: Ino,
@@ -367,7 +367,7 @@ impl State {
     /// As [`State::resolve`], for a caller who may not look into hidden directories.
     ///
     /// # Errors
-    /// EACCES for a path in a hidden directory; what the base answers.
+    /// EACCES for a path in a hidden directory; those of the base.
     pub fn resolve_visible(&self, path: &TreePath) -> FsResult<Found> {
         let mut above = path.split();
         while let Some((dir, _)) = above {
@@ -423,7 +423,7 @@ impl State {
     /// The record of a node, and where its bytes are.
     ///
     /// # Errors
-    /// ENOENT for nothing; what the base answers.
+    /// ENOENT for nothing; those of the base.
     pub fn record(&self, found: &Found) -> FsResult<(Arc<Node>, Extents)> {
         match found {
             Found::Upper(ino, _) => {
@@ -526,7 +526,7 @@ impl State {
     /// The whole content of a file.
     ///
     /// # Errors
-    /// As [`State::plan`], and what the host answers.
+    /// As [`State::plan`], and those of the host.
     pub fn read_all(&self, found: &Found) -> FsResult<Vec<u8>> {
         self.read_range(found, ByteRange { start: 0, end: u64::MAX })
     }

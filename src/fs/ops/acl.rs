@@ -1,5 +1,8 @@
-//! POSIX ACLs (acl(5)), as far as the server must know them: a new node inherits its directory's default ACL, chmod
-//! changes the ACL's mask, and setting an ACL changes the permission bits. Checking them is the kernel's work.
+//! POSIX ACLs (acl(5)), as far as the server must know them. The kernel checks them.
+//!
+//! * A new node inherits the default ACL of its directory.
+//! * chmod changes the mask of an ACL.
+//! * Setting an access ACL changes the permission bits.
 //!
 //! ```text
 //! value = version u32 (2) | entry*        entry = tag u16 | perm u16 | id u32        little-endian

@@ -81,7 +81,7 @@ impl Fs {
     /// The attributes that `stat` reports for a node.
     ///
     /// # Errors
-    /// ENOENT for an unknown id; what the base answers.
+    /// ENOENT for an unknown id; those of the base.
     pub fn getattr(&self, id: NodeId) -> FsResult<Attr> {
         if id.is_in_snapdir() {
             return self.snapdir_getattr(id);
@@ -101,7 +101,7 @@ impl Fs {
     /// Sets attributes, in one step. The kernel has checked that the caller may.
     ///
     /// # Errors
-    /// As [`Fs::truncate`] for a size; what the store answers. Then nothing is changed.
+    /// As [`Fs::truncate`] for a size; those of the store. Then nothing is changed.
     pub fn setattr<'a>(
         &self,
         id: NodeId,
@@ -141,7 +141,7 @@ impl Fs {
     /// The value of an extended attribute.
     ///
     /// # Errors
-    /// ENODATA; what the base answers.
+    /// ENODATA; those of the base.
     pub fn getxattr(&self, id: NodeId, name: &[u8]) -> FsResult<Vec<u8>> {
         check_namespace(name)?;
         let xattrs = self.xattrs(id)?;
@@ -151,7 +151,7 @@ impl Fs {
     /// The names of the extended attributes, each followed by a zero byte.
     ///
     /// # Errors
-    /// What the base answers.
+    /// Those of the base.
     pub fn listxattr(&self, id: NodeId) -> FsResult<Vec<u8>> {
         let xattrs = self.xattrs(id)?;
         let names = xattrs.iter().flat_map(|x| x.keys());
@@ -177,7 +177,7 @@ impl Fs {
     /// Sets an extended attribute.
     ///
     /// # Errors
-    /// EEXIST, ENODATA, E2BIG, ERANGE, ENOSPC; what the store answers.
+    /// EEXIST, ENODATA, E2BIG, ERANGE, ENOSPC; those of the store.
     pub fn setxattr(&self, id: NodeId, name: &[u8], value: &[u8], how: SetXattr) -> FsResult<()> {
         if name.is_empty() || name.len() > XATTR_NAME_MAX {
             return Err(FsError::Range);
@@ -214,7 +214,7 @@ impl Fs {
     /// Removes an extended attribute.
     ///
     /// # Errors
-    /// ENODATA; what the store answers.
+    /// ENODATA; those of the store.
     pub fn removexattr(&self, id: NodeId, name: &[u8]) -> FsResult<()> {
         check_namespace(name)?;
         self.with_room(Need::Less, || self.try_removexattr(id, name))
@@ -315,8 +315,8 @@ fn check_setxattr(node: &Node, name: &[u8], how: SetXattr) -> FsResult<()> {
 }
 
 /// Refuses an extended attribute outside of the namespaces of ext4 (xattr(7)). Attributes of other
-/// namespaces have a meaning to the filesystem that stores them, so an apply could not write them to
-/// the base.
+/// namespaces have a meaning to the filesystem that stores them, so an apply could not write them
+/// to the base.
 fn check_namespace(name: &[u8]) -> FsResult<()> {
     if acl::is_acl(name) {
         return Ok(());

@@ -21,7 +21,7 @@ const KEEP_SIZE: i32 = 1;
 const PUNCH_HOLE: i32 = 2;
 const ZERO_RANGE: i32 = 16;
 
-/// What fallocate(2) is asked to do.
+/// The arguments of fallocate(2).
 #[derive(Clone, Copy)]
 struct Fallocate {
     range: ByteRange,
@@ -74,7 +74,7 @@ impl Fs {
     /// Finds where the bytes of a file are. [`ReadPlan::read`] then reads them without a lock.
     ///
     /// # Errors
-    /// EISDIR or EINVAL for a node without content; what the base answers.
+    /// EISDIR or EINVAL for a node without content; those of the base.
     pub fn read(&self, id: NodeId, offset: u64, len: u64) -> FsResult<ReadPlan> {
         if id.is_in_snapdir() {
             // Read at once: an apply may exchange the base below the checkpoint at any later time.
@@ -91,7 +91,7 @@ impl Fs {
     /// Writes bytes into a file.
     ///
     /// # Errors
-    /// EFBIG; what the store answers. Then nothing is changed.
+    /// EFBIG; those of the store. Then nothing is changed.
     pub fn write<'a>(
         &self,
         id: NodeId,
@@ -193,7 +193,7 @@ impl Fs {
     /// Finds data or a hole at or after an offset (lseek(2)).
     ///
     /// # Errors
-    /// ENXIO at or after the end; what the base answers.
+    /// ENXIO at or after the end; those of the base.
     pub fn seek(&self, id: NodeId, offset: u64, to: SeekTo) -> FsResult<u64> {
         if id.is_in_snapdir() {
             return self.snapdir_seek(id, offset, to);
@@ -238,7 +238,8 @@ impl Fs {
         Ok(done)
     }
 
-    /// Copies the hole at `at`, or else the first data after it. Returns 0 at the end of the source.
+    /// Copies the hole at `at`, or else the first data after it. Returns 0 at the end of the
+    /// source.
     fn copy_step(
         &self,
         (from, at): (NodeId, u64),

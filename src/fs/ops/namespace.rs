@@ -29,7 +29,7 @@ impl Fs {
     /// Looks a name up in a directory, and counts one more lookup of its node.
     ///
     /// # Errors
-    /// ENOENT, ENOTDIR; what the base answers.
+    /// ENOENT, ENOTDIR; those of the base.
     pub fn lookup(&self, dir: NodeId, name: &Name) -> FsResult<Entry> {
         if let Some(entry) = self.lookup_snapdir(dir, name)? {
             return Ok(entry);
@@ -44,7 +44,7 @@ impl Fs {
     /// Creates a file, fifo, socket or device (mknod(2)). A `mode` without type bits makes a file.
     ///
     /// # Errors
-    /// EEXIST, ENOENT for a directory that is gone; what the store answers.
+    /// EEXIST, ENOENT for a directory that is gone; those of the store.
     pub fn mknod(
         &self,
         dir: NodeId,
@@ -151,7 +151,7 @@ impl Fs {
     /// Removes a name of a node that is not a directory (unlink(2)).
     ///
     /// # Errors
-    /// ENOENT, EISDIR; what the store answers.
+    /// ENOENT, EISDIR; those of the store.
     pub fn unlink(&self, dir: NodeId, name: &Name) -> FsResult<()> {
         self.with_room(Need::Less, || self.try_unlink(dir, name))
     }
@@ -173,7 +173,7 @@ impl Fs {
     /// Removes an empty directory (rmdir(2)).
     ///
     /// # Errors
-    /// ENOENT, ENOTDIR, ENOTEMPTY; EPERM for a checkpoint; what the store answers.
+    /// ENOENT, ENOTDIR, ENOTEMPTY; EPERM for a checkpoint; those of the store.
     pub fn rmdir(&self, dir: NodeId, name: &Name) -> FsResult<()> {
         // Not EROFS, because mkdir works there. `jailfs drop` removes a checkpoint.
         if dir == NodeId::CHECKPOINTS {

@@ -25,14 +25,14 @@ pub trait CallerRights {
     fn may_keep_setgid(&self, group: u32) -> bool;
 }
 
-/// What happens to setuid and setgid when a file changes.
+/// The treatment of setuid and setgid when a file changes.
 #[derive(Clone, Copy)]
 pub enum PrivilegeBits<'a> {
     /// Both stay.
     Keep,
     /// Setuid is cleared, and setgid with group execution.
     Clear,
-    /// What the rights of the caller say.
+    /// The rights of the caller decide.
     AsCaller(&'a dyn CallerRights),
 }
 

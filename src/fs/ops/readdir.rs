@@ -1,9 +1,7 @@
-//! Reading directories.
+//! Reads directories.
 //!
-//! A cookie is a number that a name of a listing keeps while the listing is in use: it is never an index and never
-//! given to another name. So a reader that goes on after a cookie neither misses nor repeats names, whatever came and
-//! went meanwhile. A listing is made when a directory is read from its beginning; names that are new then get new
-//! cookies behind the others.
+//! A listing is made when a directory is read from its beginning, and the kernel then reads it in
+//! parts. [`Listing`] keeps the cookies stable while names come and go.
 
 use std::sync::Arc;
 
@@ -19,25 +17,25 @@ use crate::types::{FileKind, Ino, Name, NodeId, TreePath};
 /// A name of a directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DirEntry {
-    /// The number of the node.
+    /// The inode number of the node.
     pub ino: Ino,
-    /// Where a reader goes on after this name.
+    /// The position after this name.
     pub cookie: u64,
-    /// What kind of node it is.
+    /// The type of the node.
     pub kind: FileKind,
-    /// The name; `.` and `..` are given as such.
+    /// The name, `.` and `..` included.
     pub name: Vec<u8>,
 }
 
-/// Hands out the node of the name that is being given, if the kernel does not hold it. None also where that cannot be done: the kernel
-/// then asks for the name when it needs it.
+/// Looks up the node of the current name, and counts that lookup. Returns `None` if the kernel
+/// holds the node already or the lookup fails. Then the kernel looks the name up when it needs it.
 pub type HandOut<'a> = dyn FnMut() -> Option<Entry> + 'a;
 
 impl Fs {
-    /// Gives names of a directory to `take`, from behind the cookie `after` on, until it says that it is full.
+    /// Passes the names of a directory after the cookie `after` to `take`, until it returns false.
     ///
     /// # Errors
-    /// ENOENT for a directory that is gone, ENOTDIR, or what the base answers.
+    /// ENOENT for a directory that is gone; ENOTDIR; those of the base.
     pub fn readdir(
         &self,
         id: NodeId,
@@ -47,8 +45,8 @@ impl Fs {
         self.readdir_plus(id, after, |entry, _| take(entry))
     }
 
-    /// The same for who may want nodes together with their names: `take` is given what hands the node of a name out, as
-    /// [`Fs::lookup`] does. What it handed out must come to the kernel.
+    /// As [`Fs::readdir`], with a function that hands out the node of each name, as [`Fs::lookup`]
+    /// does. The reply must tell the kernel of every node that was handed out.
     ///
     /// # Errors
     /// As [`Fs::readdir`].
@@ -63,24 +61,24 @@ impl Fs {
         }
         let past = self.snapdir_entry(id).filter(|entry| entry.cookie > after);
         let mut core = self.core();
-        // Who is told all asks once more, and so learns that it was all.
+        // After the last name the kernel asks once more, to learn that it was the last.
         if after != 0
             && past.is_none()
             && core.held.listing(id).is_some_and(|known| known.is_end(after))
         {
             return Ok(());
         }
-        let (at, base) = (core.place_in_base(id).cloned(), Arc::clone(core.lower.base()));
-        let near = at.as_ref().map(|path| base.lookup_in(path));
-        let (dir, lower, seen) = core.live_dir(id, near.as_ref())?;
-        let near = near.or_else(|| lower.as_ref().map(|path| base.lookup_in(path)));
+        let (path, base) = (core.place_in_base(id).cloned(), Arc::clone(core.lower.base()));
+        let opened = path.as_ref().map(|path| base.lookup_in(path));
+        let (dir, lower, seen) = core.live_dir(id, opened.as_ref())?;
+        let opened = opened.or_else(|| lower.as_ref().map(|path| base.lookup_in(path)));
         core.check_dir(lower.as_ref())?;
         if after == 0 || core.held.listing(id).is_none() {
-            core.list_anew(id, dir, (lower.as_ref(), seen.as_ref()))?;
+            core.refresh_listing(id, dir, (lower.as_ref(), seen.as_ref()))?;
         }
         if after < FIRST_COOKIE - 1 {
-            let up = core.above(id, (dir, lower.as_ref()))?;
-            for (cookie, name, ino) in [(1, &b"."[..], dir), (2, &b".."[..], up)] {
+            let parent = core.parent_ino(id, (dir, lower.as_ref()))?;
+            for (cookie, name, ino) in [(1, &b"."[..], dir), (2, &b".."[..], parent)] {
                 let entry = DirEntry { ino, cookie, kind: FileKind::Dir, name: name.to_vec() };
                 if cookie > after && !take(entry, &mut || None) {
                     return Ok(());
@@ -88,10 +86,10 @@ impl Fs {
             }
         }
         let listing = core.held.take_listing(id).ok_or(FsError::NotFound)?;
-        let is_given =
-            core.give(id, (dir, lower.as_ref(), near.as_ref()), &listing, after, &mut take);
+        let is_complete =
+            core.pass_names(id, (dir, lower.as_ref(), opened.as_ref()), &listing, after, &mut take);
         core.held.set_listing(id, listing);
-        if is_given? && let Some(entry) = past {
+        if is_complete? && let Some(entry) = past {
             take(entry, &mut || None);
         }
         Ok(())
@@ -110,16 +108,17 @@ impl Fs {
 }
 
 impl Core {
-    /// The number of the directory above a live one; of the root, its own.
-    fn above(&self, id: NodeId, (dir, lower): (Ino, Option<&TreePath>)) -> FsResult<Ino> {
-        match self.seen_above(id, lower).filter(|_| self.tree.node(dir).is_none()) {
-            Some(above) => Ok(above),
+    /// The inode number of a live directory's parent; the root's is its own.
+    fn parent_ino(&self, id: NodeId, (dir, lower): (Ino, Option<&TreePath>)) -> FsResult<Ino> {
+        match self.held_parent(id, lower).filter(|_| self.tree.node(dir).is_none()) {
+            Some(parent) => Ok(parent),
             None => Ok(self.parent_of(dir, lower)?.map_or(dir, |(ino, _)| ino)),
         }
     }
 
-    /// The same for one of the base alone, if it is where the kernel sees it: then the base needs not be asked.
-    fn seen_above(&self, id: NodeId, lower: Option<&TreePath>) -> Option<Ino> {
+    /// The parent in which the kernel sees a base directory, if the directory is still there. This
+    /// saves a lookup in the base.
+    fn held_parent(&self, id: NodeId, lower: Option<&TreePath>) -> Option<Ino> {
         let (above, _) = lower?.split()?;
         let held = self.held.get(self.held.get(id)?.within?)?;
         let base = match (self.tree.node(held.ino).map(|node| &node.body), &held.state) {
@@ -129,8 +128,9 @@ impl Core {
         (base == Some(&above)).then_some(held.ino)
     }
 
-    /// Takes in the names that a directory has now. `lower` is where it is in the base, and what was seen there, if it was looked at just now.
-    fn list_anew(
+    /// Replaces the listing of a directory by the names that it has now. `seen` is its base node,
+    /// if a lookup has just found it.
+    fn refresh_listing(
         &mut self,
         id: NodeId,
         dir: Ino,
@@ -151,20 +151,20 @@ impl Core {
         Ok(())
     }
 
-    /// Gives the names of a listing from behind a cookie on. Whether that were all.
-    fn give(
+    /// Passes the names of a listing after a cookie to `take`. Returns whether it took all of them.
+    fn pass_names(
         &mut self,
         id: NodeId,
-        (dir, lower, near): (Ino, Option<&TreePath>, Option<&DirLookup<'_>>),
+        (dir, lower, opened): (Ino, Option<&TreePath>, Option<&DirLookup<'_>>),
         listing: &Listing,
         after: u64,
         take: &mut impl FnMut(DirEntry, &mut HandOut<'_>) -> bool,
     ) -> FsResult<bool> {
         let is_of_this_base = listing.epoch == self.lower.epoch();
         for Listed { cookie, name, in_base } in listing.after(after) {
-            let said = self.tree.dentry(dir, name);
+            let dentry = self.tree.dentry(dir, name);
             let kind_of = |ino: Ino| self.tree.node(ino).map_or(FileKind::File, |node| node.kind());
-            let (ino, kind) = match (said, in_base) {
+            let (ino, kind) = match (dentry, in_base) {
                 (Some(Dentry::Child { ino, .. }), _) => (*ino, kind_of(*ino)),
                 (None, Some(known)) if is_of_this_base => *known,
                 // Removed since the listing was made.
@@ -175,12 +175,12 @@ impl Core {
                     Found::Nothing(_) => continue,
                 },
             };
-            // A tree of another mount may have had something of the name under which the past is seen here.
+            // The tree can have this name from a mount that had another snapshot directory.
             if self.snapdir_name.as_ref() == Some(name) && id == NodeId::ROOT {
                 continue;
             }
             let entry = DirEntry { ino, cookie: *cookie, kind, name: name.as_bytes().to_vec() };
-            let hand_out = &mut || self.hand_out_listed(id, (dir, lower), near, (name, ino));
+            let hand_out = &mut || self.hand_out_listed(id, (dir, lower), opened, (name, ino));
             if !take(entry, hand_out) {
                 return Ok(false);
             }
@@ -188,19 +188,21 @@ impl Core {
         Ok(true)
     }
 
-    /// Hands out the node of a listed name, unless the kernel holds it, most likely under this name.
+    /// Hands out the node of a listed name, unless the kernel holds it: then it most likely has
+    /// this name of it.
     fn hand_out_listed(
         &mut self,
         id: NodeId,
         (dir, lower): (Ino, Option<&TreePath>),
-        near: Option<&DirLookup<'_>>,
+        opened: Option<&DirLookup<'_>>,
         (name, ino): (&Name, Ino),
     ) -> Option<Entry> {
         if self.held.id_of(ino).is_some() {
             return None;
         }
-        let found = self.find_in(dir, lower, name, near);
-        // Whoever looks the name up is told why not. And of another node than the one that was listed the kernel may hold something.
+        let found = self.find_in(dir, lower, name, opened);
+        // An error is reported when the kernel looks the name up. If the name has another node by
+        // now, the kernel may hold that one.
         let found = found.ok().filter(|found| found.ino() == Some(ino))?;
         self.note_alias(dir, name, &found);
         let entry = self.hand_out(id, found).ok()?;

@@ -8,7 +8,7 @@ use crate::sys::clock;
 use crate::tree::{Dentry, Edit};
 use crate::types::{FileKind, Ino, Name, NodeId, TreePath};
 
-/// What a rename does if the new name exists (rename(2)).
+/// The treatment of a new name that exists (rename(2)).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RenameMode {
     /// Replaces the node there.

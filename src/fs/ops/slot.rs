@@ -38,7 +38,7 @@ impl Core {
     ///
     /// # Errors
     /// EROFS for the name of the snapshot directory; ENOENT for a directory that is gone; ENOTDIR;
-    /// EACCES for a hidden directory; what the base answers.
+    /// EACCES for a hidden directory; those of the base.
     pub(super) fn slot(&self, parent: NodeId, name: &Name) -> FsResult<Slot> {
         if parent == NodeId::ROOT && self.snapdir_name.as_ref() == Some(name) {
             return Err(FsError::ReadOnly);
@@ -166,7 +166,7 @@ impl Core {
     /// an orphan.
     ///
     /// # Errors
-    /// As [`Core::commit`], and what the base answers.
+    /// As [`Core::commit`], and those of the base.
     pub(super) fn commit_with_orphan(&mut self, edits: Vec<Edit>, found: &Found) -> FsResult<()> {
         let removed = match found {
             Found::Upper(ino, _) => edits

@@ -57,7 +57,7 @@ impl Place {
         self.fs.lookup(self.dir, &name(file)).unwrap().id
     }
 
-    /// What the server of a mount does after an operation: looks for caches to invalidate.
+    /// As [`Place::cost`], with the search for stale caches by the server of a mount.
     fn served<T>(&self, id: NodeId, operation: impl FnOnce(&Fs) -> T) -> (u64, u64) {
         self.cost(|fs| {
             operation(fs);

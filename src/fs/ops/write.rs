@@ -39,7 +39,7 @@ impl Core {
     /// Writes bytes to the pool. Returns the edits that make them visible.
     ///
     /// # Errors
-    /// ENOSPC at the quota; what the host answers.
+    /// ENOSPC at the quota; those of the host.
     pub(super) fn stage_write(
         &mut self,
         store: &Arc<Store>,
@@ -189,8 +189,8 @@ impl Core {
         first
     }
 
-    /// Where the block of the last byte of `part` ends, at most at `end`, or where bytes that may be
-    /// written in place begin after it.
+    /// Where the block of the last byte of `part` ends, at most at `end`, or where bytes that may
+    /// be written in place begin after it.
     fn fill_end(&self, file: Writable, part: ByteRange, end: u64) -> u64 {
         let mut at = part.end;
         while at < end {

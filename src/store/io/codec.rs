@@ -1,16 +1,19 @@
-//! The one file that knows how records become bytes (bincode 2, standard configuration: little-endian, variable-length
-//! integers). Decoding must use every byte, so that a record of a later format is never half understood.
+//! Encodes and decodes records. This is the one file that knows bincode (version 2, standard
+//! configuration: little-endian, variable-length integers).
+//!
+//! Decoding must use every byte, so that a record of a later format is never half understood.
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-/// Largest encoded value that is accepted, in bytes: above the largest record, below what could exhaust memory.
+/// The largest encoded value that is accepted, in bytes. It is above the largest record, and below
+/// what could exhaust memory.
 pub const MAX_LEN: usize = 256 << 20;
 
 /// Encodes `value`.
 ///
 /// # Errors
-/// In words, for a value that serde cannot express; no type of jailfs is one.
+/// The reason, for a value that serde cannot express. No type of jailfs is one.
 pub fn encode<T: Serialize>(value: &T) -> Result<Vec<u8>, String> {
     bincode::serde::encode_to_vec(value, bincode::config::standard()).map_err(|e| e.to_string())
 }
@@ -28,7 +31,7 @@ pub fn encode_onto<T: Serialize>(value: &T, out: &mut Vec<u8>) -> Result<(), Str
 /// Decodes a value from exactly `bytes`.
 ///
 /// # Errors
-/// In words: not a value of this type, or bytes left over.
+/// The reason: the bytes are not a value of this type, or bytes are left over.
 pub fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, String> {
     let config = bincode::config::standard().with_limit::<MAX_LEN>();
     let (value, used) =
@@ -40,8 +43,8 @@ pub fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, String> {
     }
 }
 
-/// The number of the variant that encoded bytes of an enum begin with; none above 250, which takes
-/// several bytes.
+/// The number of the variant at the start of an encoded enum; `None` for a number above 250, which
+/// takes several bytes.
 pub fn variant(bytes: &[u8]) -> Option<u8> {
     bytes.first().copied().filter(|first| *first <= 250)
 }

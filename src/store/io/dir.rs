@@ -1,5 +1,7 @@
-//! The directory of a store: every path of the store is opened relative to its descriptor, so a store that is moved
-//! while it is open stays whole.
+//! A directory of a store.
+//!
+//! Every file is opened relative to the descriptor of its directory. So a store that is moved while
+//! it is open stays whole.
 
 use std::fs::File;
 use std::io::Read;
@@ -13,7 +15,7 @@ use nix::sys::stat::Mode;
 use crate::error::{Attempt, Result};
 use crate::store::io::disk;
 
-/// An open directory below (or at) the root of a store.
+/// An open directory: the root of a store, or one below it.
 pub struct StoreDir {
     fd: OwnedFd,
     path: PathBuf,
@@ -44,16 +46,16 @@ impl StoreDir {
         Ok(StoreDir { fd, path: self.path.join(name) })
     }
 
-    /// Makes a directory in this one; one that exists is fine.
+    /// Creates a directory in this one, if it does not exist, and opens it.
     ///
     /// # Errors
-    /// As mkdir(2).
+    /// As mkdir(2) and open(2).
     pub fn make_dir(&self, name: &str) -> Result<StoreDir> {
         disk::mkdir(self, name).attempt(|| format!("create {}", self.show(name)))?;
         self.dir(name)
     }
 
-    /// Opens a file for reading and writing; makes it if `create`.
+    /// Opens a file for reading and writing; creates it if `create`.
     ///
     /// # Errors
     /// As open(2).
@@ -65,7 +67,7 @@ impl StoreDir {
         disk::open(self, name, flags).attempt(|| format!("open {}", self.show(name)))
     }
 
-    /// Bytes of a file; none if there is none.
+    /// Bytes of a file; `None` if there is no such file.
     ///
     /// # Errors
     /// As fstatat(2).
@@ -80,7 +82,7 @@ impl StoreDir {
         }
     }
 
-    /// Opens a file for reading; none if there is none.
+    /// Opens a file for reading; `None` if there is no such file.
     ///
     /// # Errors
     /// As open(2).
@@ -94,7 +96,7 @@ impl StoreDir {
         }
     }
 
-    /// Reads a whole file; none if there is none.
+    /// Reads a whole file; `None` if there is no such file.
     ///
     /// # Errors
     /// As open(2) and read(2).
@@ -108,10 +110,12 @@ impl StoreDir {
         Ok(Some(bytes))
     }
 
-    /// Publishes `bytes` as a file: after a crash it has its old content or the new one, never a mix.
+    /// Publishes `bytes` as a file. After a crash the file has its old content or the new one,
+    /// never a mix.
     ///
     /// # Errors
-    /// As the calls it is made of; the old content then stays.
+    /// As open(2), pwrite(2), fdatasync(2), rename(2) and fsync(2). The old content then stays,
+    /// except after a failed fsync(2) of the directory.
     pub fn publish(&self, name: &str, bytes: &[u8], durable: bool) -> Result<()> {
         let temp = format!("{name}.new");
         let what = || format!("publish {}", self.show(name));
@@ -129,19 +133,19 @@ impl StoreDir {
         if durable { self.sync() } else { Ok(()) }
     }
 
-    /// An unlinked file in this directory.
+    /// Creates an unlinked file in this directory.
     ///
     /// # Errors
     /// As open(2).
     pub fn scratch(&self) -> Result<File> {
-        // By the descriptor: the store may be elsewhere by now.
+        // Through the descriptor, because the store may have been moved.
         disk::look()
             .map_err(std::io::Error::from)
             .and_then(|()| tempfile::tempfile_in(format!("/proc/self/fd/{}", self.fd.as_raw_fd())))
             .attempt(|| format!("create a scratch file in {}", self.path.display()))
     }
 
-    /// The names in this directory that `select` reads.
+    /// Lists the names in this directory for which `select` returns a value.
     ///
     /// # Errors
     /// As readdir(3).
@@ -158,7 +162,7 @@ impl StoreDir {
         Ok(found)
     }
 
-    /// Removes a file; a missing one is fine.
+    /// Removes a file. A missing file is no error.
     ///
     /// # Errors
     /// As unlink(2).
@@ -166,7 +170,7 @@ impl StoreDir {
         disk::remove(self, name).attempt(|| format!("remove {}", self.show(name)))
     }
 
-    /// Makes the names of this directory survive a power cut.
+    /// Syncs the names in this directory.
     ///
     /// # Errors
     /// As fsync(2).
@@ -174,12 +178,12 @@ impl StoreDir {
         disk::sync_dir(self).attempt(|| format!("sync {}", self.path.display()))
     }
 
-    /// Where the directory was when it was opened.
+    /// The path of the directory when it was opened.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The path of a name in it, for messages.
+    /// The path of a name in this directory, for messages.
     pub fn show(&self, name: &str) -> String {
         self.path.join(name).display().to_string()
     }

@@ -1,7 +1,8 @@
-//! Every change of a store's files, each one call: the only way in which the store writes.
+//! The system calls that change a store's files. The store changes them in no other way.
 //!
-//! So a test can end the process before each of them, let each fail, and record them all to see what a power cut could
-//! leave (`sys::failpoint`). Nothing is decided here.
+//! Each call names its failpoint. So a test can end the process before each call, make each fail,
+//! and record all of them to see what a power cut could leave (`sys::failpoint`). Nothing is
+//! decided here.
 
 use std::fs::File;
 use std::io;
@@ -17,7 +18,7 @@ use crate::sys::failpoint;
 use crate::sys::failpoint::Failpoint;
 use crate::types::ByteRange;
 
-/// Tells a test what was done.
+/// Records a change for a test.
 macro_rules! note {
     ($change:ident { $($field:ident: $value:expr),* }) => {
         #[cfg(feature = "crash-points")]
@@ -30,7 +31,7 @@ fn ino(fd: impl AsFd) -> io::Result<u64> {
     Ok(nix::sys::stat::fstat(fd)?.st_ino)
 }
 
-/// Opens a file of a directory with these flags (openat(2)); if it is made, only its owner may read it.
+/// Opens a file in a directory (openat(2)). If the call creates it, only its owner may read it.
 pub(in crate::store) fn open(dir: impl AsFd, name: &str, flags: OFlag) -> io::Result<File> {
     failpoint::hit(Failpoint::StoreOpen)?;
     let file = File::from(openat(&dir, name, flags, Mode::S_IRUSR | Mode::S_IWUSR)?);
@@ -43,7 +44,7 @@ pub(in crate::store) fn open(dir: impl AsFd, name: &str, flags: OFlag) -> io::Re
     Ok(file)
 }
 
-/// Opens something of a directory to read it (openat(2)).
+/// Opens a file or directory in a directory for reading (openat(2)).
 pub(in crate::store) fn open_to_read(
     dir: impl AsFd,
     name: &str,
@@ -53,13 +54,13 @@ pub(in crate::store) fn open_to_read(
     openat(dir, name, flags | OFlag::O_RDONLY | OFlag::O_CLOEXEC | OFlag::O_NOFOLLOW, Mode::empty())
 }
 
-/// Fills `bytes` from `offset`; returns fewer only at the end of the file (pread(2)).
+/// Fills `bytes` from `offset` (pread(2)). Returns fewer bytes only at the end of the file.
 pub(in crate::store) fn read_at(file: &File, bytes: &mut [u8], offset: u64) -> io::Result<usize> {
     look()?;
     crate::sys::file::pread_full(file, bytes, offset)
 }
 
-/// Says that something is about to be read.
+/// The failpoint of everything that reads.
 pub(in crate::store) fn look() -> nix::Result<()> {
     failpoint::hit(Failpoint::StoreRead)
         .map_err(|error| Errno::from_raw(error.raw_os_error().unwrap_or(libc::EIO)))
@@ -81,7 +82,7 @@ pub(in crate::store) fn cut(file: &File, len: u64) -> io::Result<()> {
     Ok(())
 }
 
-/// Gives a file blocks for its first `len` bytes (fallocate(2)).
+/// Allocates blocks for the first `len` bytes of a file (fallocate(2)).
 pub(in crate::store) fn allocate(file: &File, len: u64) -> io::Result<()> {
     failpoint::hit(Failpoint::StoreAllocate)?;
     let len_signed = i64::try_from(len).map_err(|_| io::Error::from(Errno::EFBIG))?;
@@ -90,11 +91,11 @@ pub(in crate::store) fn allocate(file: &File, len: u64) -> io::Result<()> {
     Ok(())
 }
 
-/// Gives the blocks of a range back (fallocate(2)).
+/// Frees the blocks of a range (fallocate(2)).
 pub(in crate::store) fn punch(file: &File, range: ByteRange) -> io::Result<()> {
     failpoint::hit(Failpoint::StorePunch)?;
     crate::sys::file::punch_hole(file, range)?;
-    // The file stays as long as it is.
+    // The length of the file does not change.
     note!(Punch {
         ino: ino(file)?,
         range: ByteRange { end: range.end.min(file.metadata()?.len()), ..range }
@@ -102,7 +103,7 @@ pub(in crate::store) fn punch(file: &File, range: ByteRange) -> io::Result<()> {
     Ok(())
 }
 
-/// Makes the bytes of a file survive a power cut (fdatasync(2)).
+/// Syncs the bytes of a file (fdatasync(2)).
 pub(in crate::store) fn sync(file: &File) -> io::Result<()> {
     failpoint::hit(Failpoint::StoreSync)?;
     file.sync_data()?;
@@ -110,7 +111,7 @@ pub(in crate::store) fn sync(file: &File) -> io::Result<()> {
     Ok(())
 }
 
-/// Moves a name over another in the same directory (renameat(2)).
+/// Renames within a directory, over the new name if it exists (renameat(2)).
 pub(in crate::store) fn rename(dir: impl AsFd, from: &str, to: &str) -> io::Result<()> {
     failpoint::hit(Failpoint::StoreRename)?;
     renameat(&dir, from, &dir, to)?;
@@ -118,7 +119,7 @@ pub(in crate::store) fn rename(dir: impl AsFd, from: &str, to: &str) -> io::Resu
     Ok(())
 }
 
-/// Removes a file (unlinkat(2)); a missing one is fine.
+/// Removes a file (unlinkat(2)). A missing file is no error.
 pub(in crate::store) fn remove(dir: impl AsFd, name: &str) -> io::Result<()> {
     failpoint::hit(Failpoint::StoreRemove)?;
     gone(unlinkat(&dir, name, UnlinkatFlags::NoRemoveDir))?;
@@ -126,7 +127,7 @@ pub(in crate::store) fn remove(dir: impl AsFd, name: &str) -> io::Result<()> {
     Ok(())
 }
 
-/// Removes an empty directory (unlinkat(2)); a missing one is fine.
+/// Removes an empty directory (unlinkat(2)). A missing directory is no error.
 pub(in crate::store) fn remove_dir(dir: impl AsFd, name: &str) -> io::Result<()> {
     failpoint::hit(Failpoint::StoreRemove)?;
     gone(unlinkat(&dir, name, UnlinkatFlags::RemoveDir))?;
@@ -141,7 +142,7 @@ fn gone(result: nix::Result<()>) -> io::Result<()> {
     }
 }
 
-/// Makes a directory (mkdirat(2)); one that exists is fine.
+/// Creates a directory (mkdirat(2)). An existing directory is no error.
 pub(in crate::store) fn mkdir(dir: impl AsFd, name: &str) -> io::Result<()> {
     failpoint::hit(Failpoint::StoreMkdir)?;
     match mkdirat(&dir, name, Mode::S_IRWXU) {
@@ -157,7 +158,7 @@ pub(in crate::store) fn mkdir(dir: impl AsFd, name: &str) -> io::Result<()> {
     Ok(())
 }
 
-/// Makes the names of a directory survive a power cut (fsync(2)).
+/// Syncs the names in a directory (fsync(2)).
 pub(in crate::store) fn sync_dir(dir: impl AsFd) -> io::Result<()> {
     failpoint::hit(Failpoint::StoreSyncDir)?;
     nix::unistd::fsync(&dir)?;
@@ -165,7 +166,7 @@ pub(in crate::store) fn sync_dir(dir: impl AsFd) -> io::Result<()> {
     Ok(())
 }
 
-/// Makes all that was done on the filesystem of a directory survive a power cut, and count (syncfs(2)).
+/// Syncs and commits the whole filesystem of a directory (syncfs(2)).
 pub(in crate::store) fn commit(dir: impl AsFd) -> io::Result<()> {
     failpoint::hit(Failpoint::StoreSyncDir)?;
     nix::unistd::syncfs(&dir)?;

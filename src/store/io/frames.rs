@@ -1,9 +1,9 @@
-//! Reads the frames of a long log one after the other, from memory or from its file.
+//! Reads the frames of a long log one by one, from memory or from its file.
 //!
-//! * A file is read in pieces of [`PIECE`] bytes, so the memory that a reader takes does not depend
-//!   on how long the log is. Only the bytes behind a bad frame are held as a whole.
-//! * A record is decoded when it is looked at, also for the second time. All records of a long log
-//!   at once would take several times its bytes.
+//! * A file is read in pieces of [`PIECE`] bytes, so the memory of a reader does not depend on the
+//!   length of the log. Only the bytes behind a bad frame are held as a whole.
+//! * A record is decoded each time it is read. All records of a long log at once would take several
+//!   times its bytes.
 
 use std::fs::File;
 use std::marker::PhantomData;
@@ -22,12 +22,12 @@ const PIECE: usize = 256 << 10;
 pub enum LogBytes {
     /// All of them.
     Memory(Vec<u8>),
-    /// The first so many bytes of a file.
+    /// This many of the first bytes of a file.
     File(Arc<File>, u64),
 }
 
 impl LogBytes {
-    /// How many there are.
+    /// The number of bytes.
     pub fn len(&self) -> u64 {
         self.view().len()
     }
@@ -56,7 +56,7 @@ impl View<'_> {
     }
 }
 
-/// A position in a log, and the piece of it that was read last.
+/// Reads a log, and keeps the last piece that it read.
 struct Reader<'b> {
     bytes: View<'b>,
     what: &'b str,
@@ -69,7 +69,7 @@ impl<'b> Reader<'b> {
         Reader { bytes, what, piece: Vec::new(), piece_at: 0 }
     }
 
-    /// The `len` bytes at `at`; none if the log ends before.
+    /// The `len` bytes at `at`; `None` if the log ends before.
     fn get(&mut self, at: u64, len: usize) -> Result<Option<&[u8]>> {
         let Some(end) = at.checked_add(len as u64).filter(|end| *end <= self.bytes.len()) else {
             return Ok(None);
@@ -99,7 +99,7 @@ impl<'b> Reader<'b> {
         Ok(())
     }
 
-    /// The payload of the frame at `at` and where the next one begins, if the frame is whole and
+    /// The payload of the frame at `at` and the offset of the next frame, if the frame is good and
     /// has this number.
     fn frame(&mut self, at: u64, seq: u64) -> Result<Option<(&[u8], u64)>> {
         let Some(len) = self.get(at, FRAME_HEAD)?.and_then(log::payload_len) else {
@@ -117,37 +117,37 @@ impl<'b> Reader<'b> {
     }
 }
 
-/// The good frames of a log, from its beginning.
+/// The good frames at the beginning of a log.
 pub struct Frames<T> {
     bytes: LogBytes,
     what: String,
-    /// Where each ends.
+    /// The offset at which each frame ends.
     ends: Vec<u64>,
     records: PhantomData<fn() -> T>,
 }
 
 impl<T: DeserializeOwned> Frames<T> {
-    /// How many there are.
+    /// The number of frames.
     pub fn count(&self) -> usize {
         self.ends.len()
     }
 
-    /// Where the last of them ends in the log.
+    /// The offset at which the last frame ends.
     pub fn end(&self) -> u64 {
         self.ends.last().copied().unwrap_or(0)
     }
 
-    /// Where one of them begins in the log.
+    /// The offset at which a frame begins.
     pub fn start_of(&self, number: usize) -> u64 {
         number.checked_sub(1).and_then(|before| self.ends.get(before)).copied().unwrap_or(0)
     }
 
-    /// Keeps the first `len` of them.
+    /// Keeps the first `len` frames.
     pub fn truncate(&mut self, len: usize) {
         self.ends.truncate(len);
     }
 
-    /// Their records, from one on.
+    /// The records, from number `first` on.
     ///
     /// # Errors
     /// Damage, with file and offset: a good frame whose payload is not a record of this format. As
@@ -167,12 +167,12 @@ impl<T: DeserializeOwned> Frames<T> {
     }
 }
 
-/// Reads a log to which a power cut may have happened, as [`log::read_torn`] does. Gives its good
-/// frames, and the records of good frames behind a bad one. Shows the payload of each good frame to
-/// `see`, with its number and its offset.
+/// Scans a log that a power cut may have torn, as [`log::read_torn`] does. Returns its good frames,
+/// and the records of good frames behind a bad one. Calls `see` with the number, the payload and
+/// the offset of each good frame.
 ///
 /// # Errors
-/// As pread(2), those of `see`, and damage: a good frame behind a bad one whose payload is not a
+/// As pread(2) and `see`, and damage: a good frame behind a bad one whose payload is not a
 /// record of this format.
 pub fn scan_torn<T: DeserializeOwned>(
     bytes: LogBytes,
@@ -194,8 +194,8 @@ pub fn scan_torn<T: DeserializeOwned>(
 /// The first, the second and the last record of a log.
 pub type Outline<T> = (T, T, T);
 
-/// The outline of a log that is whole to its last byte, without decoding the records between; none
-/// for a log that is not, or has fewer than two records.
+/// Reads the outline of a log without decoding the records between. `None` if the log is not whole
+/// to its last byte, or has fewer than two records.
 ///
 /// # Errors
 /// As pread(2).
@@ -203,7 +203,7 @@ pub fn outline<T: DeserializeOwned>(bytes: &LogBytes, what: &str) -> Result<Opti
     outline_in(&mut Reader::new(bytes.view(), what))
 }
 
-/// The outline of a log that is in memory.
+/// Reads the outline of a log in memory.
 ///
 /// # Errors
 /// None.
@@ -232,11 +232,11 @@ fn outline_in<T: DeserializeOwned>(reader: &mut Reader<'_>) -> Result<Option<Out
     })
 }
 
-/// Shows the payload of each frame of a log from `at` on to `see`; the first one has the number
-/// `seq`.
+/// Calls `see` with the payload and the offset of each frame from `at` on. The first one has the
+/// number `seq`.
 ///
 /// # Errors
-/// As pread(2), those of `see`, and damage, if the frames do not reach to the end of the bytes.
+/// As pread(2) and `see`, and damage if the bytes do not end with a whole frame.
 pub fn each_from(
     bytes: &LogBytes,
     what: &str,
@@ -267,7 +267,7 @@ mod tests {
         LogBytes::File(Arc::new(file), bytes.len() as u64)
     }
 
-    /// Long records as well: some do not end in the piece in which they begin.
+    /// Some records are longer than a piece, and some begin in one piece and end in another.
     fn texts() -> Vec<String> {
         let lens = [3, PIECE / 2, PIECE - 40, 10, 2 * PIECE + 7, 0, PIECE, 90];
         lens.iter().map(|len| "x".repeat(*len)).collect()
@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn records_that_are_decoded_later_are_those_that_are_read_at_once() {
+    fn records_decoded_one_by_one_equal_those_read_at_once() {
         let short: Vec<String> = (0..6).map(|n| "x".repeat(n * 7)).collect();
         let bytes = log::frames(short.iter()).unwrap();
         (0..=bytes.len()).for_each(|at| compare(&bytes[..at]));

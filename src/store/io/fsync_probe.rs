@@ -1,12 +1,15 @@
-//! Whether a sync that failed for want of room has lost anything.
+//! Tells whether a sync that failed for lack of space has lost anything.
 //!
-//! A host that cannot write pages forgets them, says so once to each open file, and answers to the next sync that all is well. But a sync
-//! also fails where only the host's own records found no room (btrfs under a quota), and then nothing is lost and it can be tried again.
-//! What tells the two apart is a second open file of what is synced, the **witness**: it is told of every lost page for itself, whoever
-//! else was told before (errseq_t, Documentation/core-api/errseq.rst of Linux).
+//! When the kernel cannot write pages, it drops them, reports the error once to each open file, and
+//! the next sync succeeds. But a sync can also fail because the filesystem found no space for its
+//! own metadata (btrfs under a quota). Then nothing is lost, and the sync can be tried again.
 //!
-//! Always true: a witness is opened before the first byte is written of which it is asked. If it cannot be, or does not answer, everything
-//! counts as lost.
+//! A second open file of the same inode, the **probe**, tells the two apart: the kernel reports a
+//! lost page to it separately, whatever it reported to others before (errseq_t,
+//! Documentation/core-api/errseq.rst of Linux).
+//!
+//! Always true: a probe is opened before the first byte is written that it is asked about. If it
+//! cannot be opened, or gives no answer, everything counts as lost.
 
 use std::fs::File;
 use std::io;
@@ -16,35 +19,43 @@ use nix::errno::Errno;
 use nix::fcntl::{AT_FDCWD, OFlag, openat};
 use nix::sys::stat::Mode;
 
+use crate::store::io::disk;
 use crate::sys::file::sync_file_range_all;
 
-/// What is told of the lost pages of a file.
+/// Detects lost pages of a file.
 #[derive(Debug)]
 pub struct FsyncProbe(Option<File>);
 
-/// Why something was not synced.
+/// Why a sync failed.
 #[derive(Debug)]
 pub enum Unsynced {
-    /// There was no room for it. Nothing is lost, and it can be tried again.
+    /// The disk was full. Nothing is lost, and the sync can be tried again.
     Full(io::Error),
-    /// What was to be synced may be lost.
+    /// Everything that was not synced before may be lost.
     Lost(io::Error),
 }
 
 impl FsyncProbe {
-    /// A witness of a file from now on.
+    /// A probe for pages of `file` that are written from now on.
     pub(in crate::store) fn of(file: &File) -> FsyncProbe {
         let flags = OFlag::O_RDONLY | OFlag::O_CLOEXEC;
         let path = format!("/proc/self/fd/{}", file.as_raw_fd());
         let opened = openat(AT_FDCWD, path.as_str(), flags, Mode::empty());
         if let Err(errno) = &opened {
-            log::debug!("a sync that finds no room will count as failed: {errno}");
+            log::debug!("a sync on a full disk will count as failed: {errno}");
         }
         FsyncProbe(opened.ok().map(File::from))
     }
 
-    /// What a failed sync of the file means.
-    pub(in crate::store) fn judge(&self, error: io::Error) -> Unsynced {
+    /// Syncs the file of the probe.
+    ///
+    /// # Errors
+    /// As fdatasync(2), with what the error means.
+    pub(in crate::store) fn sync(&self, file: &File) -> Result<(), Unsynced> {
+        disk::sync(file).map_err(|error| self.judge(error))
+    }
+
+    fn judge(&self, error: io::Error) -> Unsynced {
         let is_full = [Errno::ENOSPC, Errno::EDQUOT]
             .map(|errno| Some(errno as i32))
             .contains(&error.raw_os_error());
@@ -54,7 +65,7 @@ impl FsyncProbe {
 }
 
 impl Unsynced {
-    /// The error of the host.
+    /// The error of the system call.
     pub fn into_error(self) -> io::Error {
         match self {
             Unsynced::Full(error) | Unsynced::Lost(error) => error,

@@ -1,14 +1,16 @@
-//! An append-only file of framed records: journals, `heads.log` and `identities` are such files.
+//! An append-only file of framed records. Journals, `heads.log` and `identities` are such files.
 //!
 //! ```text
 //! frame = len u32 | crc u32 | seq u64 | payload (len bytes, bincode)        integers little-endian
 //! crc   = CRC-32C over len, seq and payload
 //! ```
 //!
-//! Always true: frames follow each other without a gap, and `seq` counts from 0 (in `heads.log`, of which the beginning can be given
-//! up, from any number). So a frame that was torn by a crash is
-//! the last thing in the file and can be cut off, whereas a bad frame with a good one behind it is damage and is never
-//! skipped. After a failed append the file ends where it ended before.
+//! Always true:
+//! * Frames follow each other without a gap, and `seq` counts from 0. In `heads.log`, whose first
+//!   records can be trimmed, it counts from any number.
+//! * A frame that a crash tore is the last one, and can be cut off. A bad frame with a good one
+//!   behind it is damage, and is never skipped.
+//! * After a failed append the file ends where it ended before.
 
 use std::fs::File;
 use std::marker::PhantomData;
@@ -18,16 +20,18 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::error::{Attempt, Error, Kind, Result};
+use crate::store::io::dir::StoreDir;
 use crate::store::io::fsync_probe::{FsyncProbe, Unsynced};
 use crate::store::io::{codec, disk};
 
 /// Bytes before the payload of a frame.
 pub const FRAME_HEAD: usize = 16;
 
-/// How often the bytes of a record are summed up at most, besides [`codec::MAX_LEN`] bytes, to find out whether they hold frames.
+/// The check whether a record hides a frame computes checksums of at most this many times its
+/// bytes, plus [`codec::MAX_LEN`].
 const MOST_SUMMED: usize = 64;
 
-/// The hint of an error that is no damage, if the file is of a format that is not known yet.
+/// The hint of an error that is no damage, but a record of a later format.
 const OF_NEWER: &str = "a newer jailfs may have written it; use that one";
 
 const SYNC_FAILED: &str = "an earlier sync failed; what was not synced before may be lost";
@@ -35,44 +39,45 @@ const SYNC_FAILED: &str = "an earlier sync failed; what was not synced before ma
 /// A log open for appending.
 pub struct Log<T> {
     file: Arc<File>,
-    witness: Arc<FsyncProbe>,
+    probe: Arc<FsyncProbe>,
     what: String,
     end: u64,
     seq: u64,
-    /// Why nothing can be written to it any more.
+    /// Why nothing can be appended any more.
     broken: Option<&'static str>,
     buffer: Vec<u8>,
     records: PhantomData<fn(&T)>,
 }
 
-/// What was read from a log.
+/// The records of a log.
 pub struct Contents<T> {
-    /// The records, each with the offset at which its frame ends.
+    /// Each record, with the offset at which its frame ends.
     pub records: Vec<(T, u64)>,
-    /// Where the good frames end.
+    /// The offset at which the good frames end.
     pub end: u64,
-    /// Bytes behind them that are no good frame, or lie behind one that is not.
+    /// The number of bytes behind the good frames.
     pub torn: u64,
 }
 
-/// What was read from a log that a power cut may have torn anywhere.
+/// The records of a log that a power cut may have torn anywhere.
 pub struct Torn<T> {
-    /// The good frames from the beginning.
+    /// The good frames at the beginning.
     pub contents: Contents<T>,
     /// The records of good frames behind a bad one.
     pub behind: Vec<T>,
 }
 
-/// Reads all frames of a log's bytes. `what` names the file in errors.
+/// Reads all records of a log. `what` names the file in errors.
 ///
 /// # Errors
-/// Damage, with file and offset, for a bad frame that has good ones behind it, and for a good frame whose payload is not
-/// a record of this format.
+/// Damage, with file and offset: a bad frame with good ones behind it, or a good frame whose
+/// payload is not a record of this format.
 pub fn read<T: DeserializeOwned>(bytes: &[u8], what: &str) -> Result<Contents<T>> {
     read_whole(bytes, what, 0)
 }
 
-/// Reads a log whose first frames were given up: it begins with any number. Gives that, too.
+/// Reads a log whose first records may have been trimmed. Returns the number of its first frame,
+/// too.
 ///
 /// # Errors
 /// As [`read`].
@@ -81,7 +86,7 @@ pub fn read_numbered<T: DeserializeOwned>(bytes: &[u8], what: &str) -> Result<(C
     Ok((read_whole(bytes, what, first)?, first))
 }
 
-/// Reads the one frame of a log that is known to stand at `start`, `len` bytes long, with this number.
+/// Reads one frame of a log, at `start`, `len` bytes long, with this number.
 ///
 /// # Errors
 /// As pread(2), and damage, with file and offset.
@@ -110,8 +115,9 @@ fn read_whole<T: DeserializeOwned>(bytes: &[u8], what: &str, first: u64) -> Resu
     }
 }
 
-/// Reads a log to which a power cut may have happened: the host may have kept a later page of what was not synced and lost an
-/// earlier one. The caller decides, by the records behind a bad frame, whether it can have come so.
+/// Reads a log that a power cut may have torn. Of the pages that were not synced, the disk may have
+/// a later one and lack an earlier one. The caller decides by the records behind a bad frame
+/// whether a power cut can have caused it.
 ///
 /// # Errors
 /// Damage: a good frame whose payload is not a record of this format.
@@ -123,8 +129,8 @@ pub fn read_torn<T: DeserializeOwned>(bytes: &[u8], what: &str) -> Result<Torn<T
     Ok(Torn { contents, behind })
 }
 
-/// The records of good frames in `bytes`, which begin with a bad frame that is at `end` in its log
-/// and should have the number `count`.
+/// The records of good frames in `bytes`, which begin with a bad frame. That frame is at `end` in
+/// its log, and should have the number `count`.
 pub(in crate::store) fn read_behind<T: DeserializeOwned>(
     bytes: &[u8],
     end: u64,
@@ -145,7 +151,7 @@ pub(in crate::store) fn damage_in(what: &str, offset: u64) -> Error {
     Error::damage(format!("read {what} at offset {offset}"), "bad frame")
 }
 
-/// The error for a bad frame that has good ones behind it.
+/// The error for a bad frame with good ones behind it.
 pub fn damage_at(what: &str, offset: u64) -> Error {
     Error::damage(format!("read {what} at offset {offset}"), "bad frame with good frames behind it")
         .hint("'jailfs check' tells what else is damaged")
@@ -165,8 +171,8 @@ pub(in crate::store) fn decode<T: DeserializeOwned>(
     })
 }
 
-/// Whether an error says that what was read is damaged, and not that it could not be read now, or that it is whole and says what is not
-/// known here.
+/// Whether an error means damage. Otherwise the file could not be read now, or holds a record of a
+/// later format.
 pub fn is_damage(error: &Error) -> bool {
     error.kind == Kind::Damage && error.hint.as_deref() != Some(OF_NEWER)
 }
@@ -182,7 +188,8 @@ fn read_good<T: DeserializeOwned>(bytes: &[u8], what: &str, first: u64) -> Resul
     Ok(Contents { records, end: at as u64, torn: (bytes.len() - at) as u64 })
 }
 
-/// The payload of the frame at `at` and where the next frame begins, if the frame is whole and its checksum is right.
+/// The payload of the frame at `at` and the offset of the next frame, if the frame is whole and its
+/// checksum and number are right.
 pub(in crate::store) fn frame_at(bytes: &[u8], at: usize, seq: u64) -> Option<(&[u8], usize)> {
     let (payload, found_seq, next) = any_frame_at(bytes, at)?;
     (found_seq == seq).then_some((payload, next))
@@ -196,12 +203,12 @@ fn any_frame_at(bytes: &[u8], at: usize) -> Option<(&[u8], u64, usize)> {
     (crc32c::crc32c_append(head, payload) == crc).then_some((payload, seq, next))
 }
 
-/// The length of the payload of a frame that begins with these bytes.
+/// The payload length in the head of a frame.
 pub(in crate::store) fn payload_len(head: &[u8]) -> Option<usize> {
     head_at(head, 0).map(|(len, ..)| len as usize)
 }
 
-/// What would be the length, the checksum and the number of a frame at `at`.
+/// The length, the checksum and the number in the head at `at`.
 fn head_at(bytes: &[u8], at: usize) -> Option<(u32, u32, u64)> {
     let (len, rest) = bytes.get(at..at.checked_add(FRAME_HEAD)?)?.split_first_chunk::<4>()?;
     let (crc, seq) = rest.split_first_chunk::<4>()?;
@@ -209,20 +216,24 @@ fn head_at(bytes: &[u8], at: usize) -> Option<(u32, u32, u64)> {
     Some((u32::from_le_bytes(*len), u32::from_le_bytes(*crc), seq))
 }
 
-/// The next whole frame behind `at` with a later number than the one that should stand there: payload, number, end. As the numbers
-/// count the frames, none is further on than there is room for frames between.
+/// The next good frame behind `at` that has a higher number than `seq`, the number that belongs at
+/// `at`. Returns payload, number and end.
+///
+/// Numbers count frames. So the number of a frame of this log is at most `seq` plus the frames that
+/// fit in between.
 fn next_good(bytes: &[u8], at: usize, seq: u64) -> Option<(&[u8], u64, usize)> {
     let can_be = |start: usize| {
         let most = seq.saturating_add(((start - at) / FRAME_HEAD) as u64 + 1);
         head_at(bytes, start).is_some_and(|(_, _, found)| found > seq && found <= most)
     };
     let starts = at.saturating_add(1)..bytes.len().saturating_sub(FRAME_HEAD - 1);
-    // The number is looked at first: a checksum of what stands behind each byte would cost the square of the length.
+    // Check the number first: a checksum at every byte would take time in the square of the length.
     starts.filter(|start| can_be(*start)).find_map(|start| any_frame_at(bytes, start))
 }
 
-/// Whether a whole frame stands in one that is to be written with the number `seq` at `end`, which [`next_good`] could take for one of its
-/// log, from wherever it looks; or whether so much looks like one that nobody can tell in time.
+/// Whether the payload of a frame, to be written with the number `seq` at `end`, holds a whole
+/// frame that [`next_good`] could return. Also true if so many bytes look like frames that the
+/// check would take too long.
 fn hides_a_frame(bytes: &[u8], seq: u64, end: u64) -> bool {
     let mut to_sum = bytes.len().saturating_mul(MOST_SUMMED).saturating_add(codec::MAX_LEN);
     for at in 1..bytes.len() {
@@ -242,17 +253,17 @@ fn hides_a_frame(bytes: &[u8], seq: u64, end: u64) -> bool {
     false
 }
 
-/// One record as a frame, with the number `seq`.
+/// Encodes a record as a frame with the number `seq`.
 ///
 /// # Errors
-/// `EFBIG` for one that is longer than [`codec::MAX_LEN`]; one that cannot be encoded.
+/// `EFBIG` if it is longer than [`codec::MAX_LEN`]; if it cannot be encoded.
 pub fn frame<T: Serialize>(record: &T, seq: u64) -> Result<Vec<u8>> {
     let mut bytes = Vec::new();
     frame_onto(record, seq, &mut bytes)?;
     Ok(bytes)
 }
 
-/// Records as the bytes of a log that begins with them.
+/// Encodes records as a log, numbered from 0.
 ///
 /// # Errors
 /// As [`frame`].
@@ -266,7 +277,7 @@ pub fn frames<T: Serialize>(records: impl Iterator<Item = T>) -> Result<Vec<u8>>
 
 fn frame_onto<T: Serialize>(record: &T, seq: u64, bytes: &mut Vec<u8>) -> Result<()> {
     let too_long = || {
-        let why = format!("what it changes takes more than {} MiB", codec::MAX_LEN >> 20);
+        let why = format!("one change takes more than {} MiB", codec::MAX_LEN >> 20);
         let error = Error::new(Kind::Failed, "encode a record", why);
         Error { errno: Some(nix::errno::Errno::EFBIG as i32), ..error }
     };
@@ -291,19 +302,20 @@ fn frame_onto<T: Serialize>(record: &T, seq: u64, bytes: &mut Vec<u8>) -> Result
 }
 
 impl<T: Serialize> Log<T> {
-    /// Takes `file`, whose good frames end at `end`, for appending; the next has the number `count`.
+    /// Opens a log for appending. Its good frames end at `end`, and the next one gets the number
+    /// `count`. Bytes behind `end` are cut off.
     ///
     /// # Errors
-    /// When the torn bytes behind `end` cannot be cut off.
+    /// As fstat(2) and ftruncate(2).
     pub fn append_to(file: Arc<File>, what: String, end: u64, count: u64) -> Result<Log<T>> {
         let len = file.metadata().attempt(|| format!("stat {what}"))?.len();
         if len > end {
             disk::cut(&file, end).attempt(|| format!("cut torn bytes off {what}"))?;
         }
-        let witness = Arc::new(FsyncProbe::of(&file));
+        let probe = Arc::new(FsyncProbe::of(&file));
         Ok(Log {
             file,
-            witness,
+            probe,
             what,
             end,
             seq: count,
@@ -313,29 +325,66 @@ impl<T: Serialize> Log<T> {
         })
     }
 
-    /// Appends one record with one write. It survives the end of this process; see [`Log::file`] for a power cut.
+    /// Replaces the log `name` of a directory by these records, the first with the number `first`,
+    /// and opens the new log for appending.
     ///
     /// # Errors
-    /// When the record cannot be written whole; the log then ends where it ended before.
+    /// As open(2), pwrite(2), fdatasync(2) and rename(2); the old log then stays.
+    pub(in crate::store) fn publish<'r>(
+        dir: &StoreDir,
+        name: &str,
+        first: u64,
+        records: impl Iterator<Item = &'r T>,
+        durable: bool,
+    ) -> Result<Log<T>>
+    where
+        T: 'r,
+    {
+        let temp = format!("{name}.new");
+        dir.remove(&temp)?;
+        let mut log = Log::append_to(Arc::new(dir.file(&temp, true)?), dir.show(name), 0, first)?;
+        for record in records {
+            log.append(record)?;
+        }
+        if durable {
+            log.sync()?;
+        }
+        disk::rename(dir, &temp, name).attempt(|| format!("publish {}", dir.show(name)))?;
+        // From here on this is the log, whatever fails. No reader would see a record that went to
+        // the old one.
+        if durable && let Err(error) = dir.sync() {
+            ::log::warn!("{error}");
+            log.mark_sync_failed();
+        }
+        Ok(log)
+    }
+
+    /// Appends one record with one write. The record survives the end of this process; a power cut
+    /// only after [`Log::sync`].
+    ///
+    /// # Errors
+    /// As pwrite(2); the log then ends where it ended before.
     pub fn append(&mut self, record: &T) -> Result<()> {
         self.check()?;
         frame_onto(record, self.seq, &mut self.buffer).map_err(|e| e.during(&self.what))?;
         self.write_frame()
     }
 
-    /// The same for a record that holds bytes of strangers. One in which a whole frame stands is refused: should a power cut
-    /// tear this record, that frame would pass for a later record of the log.
+    /// Appends one record that holds bytes chosen by a user or a program.
+    ///
+    /// A record with a whole frame in it is refused. If a power cut tore the record, that frame
+    /// would read as a later record of the log.
     ///
     /// # Errors
     /// As [`Log::append`], and EINVAL.
-    pub fn append_of_strangers(&mut self, record: &T) -> Result<()> {
+    pub fn append_untrusted(&mut self, record: &T) -> Result<()> {
         self.check()?;
         frame_onto(record, self.seq, &mut self.buffer).map_err(|e| e.during(&self.what))?;
         if hides_a_frame(&self.buffer, self.seq, self.end) {
             let refused = Error::new(
                 Kind::Failed,
                 format!("write {}", self.what),
-                "it holds a frame of a log of a store",
+                "it contains a frame of a store's log",
             );
             return Err(Error { errno: Some(nix::errno::Errno::EINVAL as i32), ..refused });
         }
@@ -345,7 +394,7 @@ impl<T: Serialize> Log<T> {
     fn write_frame(&mut self) -> Result<()> {
         if let Err(error) = disk::write_at(&self.file, &self.buffer, self.end) {
             if self.roll_back().is_err() {
-                self.broken = Some("an earlier write failed and could not be taken back");
+                self.broken = Some("an earlier write failed and could not be undone");
             }
             return Err(Error::io(format!("write {}", self.what), &error));
         }
@@ -354,7 +403,8 @@ impl<T: Serialize> Log<T> {
         Ok(())
     }
 
-    /// Cuts off what a write left that failed. If it left nothing there is nothing to cut, which a quota may refuse as well (btrfs).
+    /// Cuts off what a failed write left. If it left nothing, the file is not touched, because a
+    /// full quota can refuse even that (btrfs).
     fn roll_back(&self) -> std::io::Result<()> {
         if self.file.metadata()?.len() <= self.end {
             Ok(())
@@ -363,30 +413,31 @@ impl<T: Serialize> Log<T> {
         }
     }
 
-    /// Who knows what a failed sync of the file means.
-    pub fn witness(&self) -> Arc<FsyncProbe> {
-        Arc::clone(&self.witness)
+    /// The probe that tells what a failed sync of the file lost.
+    pub fn probe(&self) -> Arc<FsyncProbe> {
+        Arc::clone(&self.probe)
     }
 
-    /// The file, to sync it without holding the log.
+    /// The file, to sync it without borrowing the log.
     pub fn file(&self) -> Arc<File> {
         Arc::clone(&self.file)
     }
 
-    /// Makes everything appended so far survive a power cut.
+    /// Makes all records survive a power cut.
     ///
     /// # Errors
-    /// As fdatasync(2). If there was only no room for it, it can be tried again; else nothing can be written any more: the host may
-    /// have lost what was not synced, and would answer to the next sync that all is well.
+    /// As fdatasync(2). If the disk was full, the caller can try again. After any other error
+    /// nothing can be appended any more: the kernel may have dropped what was not synced, and would
+    /// report success to the next sync.
     pub fn sync(&mut self) -> Result<()> {
-        let synced = disk::sync(&self.file).map_err(|error| self.witness.judge(error));
+        let synced = self.probe.sync(&self.file);
         if matches!(synced, Err(Unsynced::Lost(_))) {
             self.broken = Some(SYNC_FAILED);
         }
         synced.map_err(Unsynced::into_error).attempt(|| format!("sync {}", self.what))
     }
 
-    /// Says why nothing can be written to it any more, if so.
+    /// Fails if nothing can be appended any more.
     ///
     /// # Errors
     /// EIO, with the reason.
@@ -400,12 +451,13 @@ impl<T: Serialize> Log<T> {
         Ok(())
     }
 
-    /// Whether nothing can be written to it any more.
+    /// Whether nothing can be appended any more.
     pub fn is_broken(&self) -> bool {
         self.broken.is_some()
     }
 
-    /// Ends the log with `last`, if that can be written: a sync of what it is a part of failed.
+    /// Closes the log for appending after a failed sync, with `last` as its last record if that can
+    /// be written.
     pub fn end_with(&mut self, last: &T) {
         if self.broken.is_none()
             && let Err(error) = self.append(last)
@@ -415,12 +467,12 @@ impl<T: Serialize> Log<T> {
         self.broken = Some(SYNC_FAILED);
     }
 
-    /// Says that a sync of what it is a part of failed: nothing can be written to it any more.
-    pub fn sync_has_failed(&mut self) {
+    /// Closes the log for appending after a failed sync.
+    pub fn mark_sync_failed(&mut self) {
         self.broken = Some(SYNC_FAILED);
     }
 
-    /// Number of records, with those that were given up.
+    /// Number of records, with those that were trimmed.
     pub fn count(&self) -> u64 {
         self.seq
     }
@@ -430,7 +482,7 @@ impl<T: Serialize> Log<T> {
         self.end
     }
 
-    /// Whether no record was ever appended.
+    /// Whether the file has no bytes.
     pub fn is_empty(&self) -> bool {
         self.end == 0
     }
@@ -458,7 +510,7 @@ mod tests {
     }
 
     #[test]
-    fn what_only_looks_like_frames_is_refused_where_nobody_could_tell_in_time() {
+    fn bytes_that_look_like_too_many_frames_are_refused() {
         let numbers: Vec<u8> = (0..8192_u64).flat_map(|_| 30_000_u64.to_le_bytes()).collect();
         assert!(!hides_a_frame(&numbers, 100_000, 1 << 20), "an attribute full of numbers");
         let head = [&(1_u32 << 20).to_le_bytes()[..], &[0; 4], &1_u64.to_le_bytes()].concat();
@@ -481,7 +533,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flipped_bit_is_never_a_wrong_record() {
+    fn a_flipped_bit_never_reads_as_a_wrong_record() {
         let records = texts(4);
         let bytes = log_of(&records);
         let last = read::<String>(&bytes, "t").unwrap().records[2].1 as usize;

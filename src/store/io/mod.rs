@@ -1,4 +1,4 @@
-//! How bytes reach the disk: directories, framed logs, syncs, and which of them are believed.
+//! How records and bytes reach the disk: directories, framed logs, system calls, and failed syncs.
 
 pub mod codec;
 pub mod dir;
@@ -7,4 +7,5 @@ pub(in crate::store) mod frames;
 pub mod fsync_probe;
 pub mod log;
 pub mod lru_cache;
+pub(in crate::store) mod record_file;
 pub mod writer;

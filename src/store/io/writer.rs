@@ -1,12 +1,12 @@
-//! Which process instance wrote a journal, and which syncs failed.
+//! Identifies the page cache that took the writes of a journal, and notes failed syncs.
 //!
-//! A journal can be believed to its end only while the kernel that took its writes still has them: under the same boot
-//! of the machine, and in the same mount of the store's filesystem. A filesystem that died and was mounted again shows
-//! what reached the disk, and no more.
+//! A journal is valid to its end only while the kernel still has all writes: under the same boot of
+//! the machine, and in the same mount of the store's filesystem. A filesystem that failed and was
+//! mounted again shows only what reached the disk.
 //!
-//! * A [`Writer`] names both. Two that are equal saw one page cache.
-//! * A failed sync is also written to `/dev/shm`, because the filesystem that failed may not take the record of it. The
-//!   note is read at the next start, and removed when that start has cut the journal.
+//! * A [`Writer`] is one boot and one mount. Equal writers wrote to the same page cache.
+//! * A failed sync is also noted in `/dev/shm`, because the filesystem that failed may not take the
+//!   record of it. The next start reads the note, cuts the journal, and removes the note.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -25,26 +25,28 @@ use crate::store::io::log as frames;
 use crate::sys::{file, proc};
 use crate::types::LayerId;
 
-/// Where notes are kept: in memory, on every Linux with POSIX shared memory (shm_overview(7)).
+/// The directory of the notes. It is in memory, on every Linux with POSIX shared memory
+/// (shm_overview(7)).
 const NOTES: &str = "/dev/shm";
 
 /// One boot of the machine and one mount of the store's filesystem.
 ///
-/// | bytes | what |
+/// | bytes | content |
 /// |---|---|
 /// | 0-7 | the first half of `/proc/sys/kernel/random/boot_id` |
-/// | 8-15 | the id of the mount, little-endian; unique within a boot from Linux 6.8 on (statx(2)) |
+/// | 8-15 | the mount id, little-endian; unique within a boot since Linux 6.8 (statx(2)) |
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Writer([u8; 16]);
 
 impl Writer {
-    /// The writer that this process is, for a store in `dir`.
+    /// This process as a writer of the store in `dir`.
     ///
     /// # Errors
-    /// When `/proc` cannot be read.
+    /// If `/proc` cannot be read.
     pub(in crate::store) fn of(dir: &StoreDir) -> Result<Writer> {
         let boot = proc::boot_id().attempt(|| "read the boot id")?;
-        // Before Linux 6.8 an id can come again, and before 5.8 there is none: see the known gaps in SEMANTICS.md.
+        // Before Linux 6.8 the kernel reuses mount ids, and before 5.8 it has none: see the known
+        // gaps in SEMANTICS.md.
         let mount = file::unique_mount_id(dir).or_else(|| file::mount_id(dir)).unwrap_or(0);
         Ok(Writer::new(boot, mount))
     }
@@ -56,7 +58,7 @@ impl Writer {
         Writer([b0, b1, b2, b3, b4, b5, b6, b7, m0, m1, m2, m3, m4, m5, m6, m7])
     }
 
-    /// Whether the machine was not booted between the two.
+    /// Whether both writers belong to the same boot.
     pub fn is_of_same_boot(self, other: Writer) -> bool {
         self.0.iter().zip(other.0).take(8).all(|(ours, theirs)| *ours == theirs)
     }
@@ -67,7 +69,7 @@ impl Writer {
 struct FailedSync {
     writer: Writer,
     layer: LayerId,
-    /// How many records of its journal were synced before.
+    /// How many records of its journal were synced before that.
     synced: u64,
 }
 
@@ -86,7 +88,7 @@ impl FailedSyncs {
     pub(in crate::store) fn of(dir: &StoreDir, writer: Writer) -> Result<FailedSyncs> {
         let stat = nix::sys::stat::fstat(dir).map_err(std::io::Error::from);
         let stat = stat.attempt(|| format!("stat {}", dir.path().display()))?;
-        // The inode number of a directory that is gone can be another's, but not with its time of birth.
+        // A new directory can get the inode number of a removed one, but not its time of birth.
         let born = file::birth(dir).unwrap_or_default();
         let name = format!(
             "jailfs-failed-sync-{:x}-{:x}-{:x}.{:x}",
@@ -95,12 +97,12 @@ impl FailedSyncs {
         Ok(FailedSyncs { writer, path: Path::new(NOTES).join(name) })
     }
 
-    /// The writer that notes here.
+    /// The writer of new notes.
     pub(in crate::store) fn writer(&self) -> Writer {
         self.writer
     }
 
-    /// Notes that a sync of a layer failed, of whose journal `synced` records were synced before.
+    /// Notes that a sync of a layer failed. `synced` records of its journal were synced before.
     pub(in crate::store) fn note(&self, layer: LayerId, synced: u64) {
         let record = FailedSync { writer: self.writer, layer, synced };
         let append = || -> Result<()> {
@@ -122,7 +124,8 @@ impl FailedSyncs {
         }
     }
 
-    /// How many records were synced of each layer of which this writer noted a failed sync.
+    /// The layers for which this writer noted a failed sync, and how many records of each were
+    /// synced before.
     pub(in crate::store) fn read(&self) -> BTreeMap<LayerId, u64> {
         let mut failed = BTreeMap::new();
         for note in self.all().into_iter().filter(|note| note.writer == self.writer) {
@@ -132,9 +135,9 @@ impl FailedSyncs {
         failed
     }
 
-    /// All notes, those of other writers too.
+    /// All notes, of this writer and of others.
     fn all(&self) -> Vec<FailedSync> {
-        // A file of another user says nothing.
+        // Ignore a file that another user made.
         let is_ours = |stat: std::fs::Metadata| {
             stat.is_file() && [0, geteuid().as_raw()].contains(&stat.uid())
         };
@@ -149,7 +152,7 @@ impl FailedSyncs {
         )
     }
 
-    /// Removes the notes of a layer: its journal has nothing more that was not synced.
+    /// Removes the notes of a layer, after everything left in its journal is synced.
     pub(in crate::store) fn forget(&self, layer: LayerId) {
         let (mut kept, before) = (self.all(), self.all().len());
         kept.retain(|note| note.writer == self.writer && note.layer != layer);
@@ -158,7 +161,7 @@ impl FailedSyncs {
         }
     }
 
-    /// Removes all notes: another store may have been in this directory before.
+    /// Removes all notes, for a new store in a directory that may have held another one.
     pub(in crate::store) fn forget_all(&self) {
         if !self.all().is_empty() {
             self.replace(&[]);
@@ -196,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_sync_is_remembered_outside_the_store() {
+    fn a_failed_sync_is_noted_outside_the_store() {
         let at = tempfile::tempdir().unwrap();
         let dir = StoreDir::open(at.path()).unwrap();
         let writer = Writer::of(&dir).unwrap();
@@ -206,7 +209,7 @@ mod tests {
         notes.note(LayerId(5), 2);
         assert_eq!(notes.read(), [(LayerId(4), 7), (LayerId(5), 2)].into());
         let later = FailedSyncs { writer: Writer::new([1; 16], 1), ..notes.clone() };
-        assert!(later.read().is_empty(), "what another mount saw says nothing");
+        assert!(later.read().is_empty(), "a note of another mount does not count");
         notes.forget(LayerId(4));
         assert_eq!(notes.read(), [(LayerId(5), 2)].into());
         notes.forget(LayerId(5));

@@ -1,4 +1,7 @@
-//! Where the files of the layers are: each layer's in a directory of its own, or, but for its pool and its index, in a pack.
+//! Finds the files of a layer: in its own directory, or in a pack.
+//!
+//! A pack holds the journal, checksums and remap of many sealed layers. The pool and the index of a
+//! layer are always in its own directory.
 
 use std::sync::Arc;
 
@@ -6,38 +9,24 @@ use crate::error::{Attempt, Result};
 use crate::store::io::dir::StoreDir;
 use crate::store::io::disk;
 use crate::store::io::frames::LogBytes;
+use crate::store::layer::info::Sidecars;
 use crate::store::layer::{INDEX, JOURNAL, MAP, POOL, SUMS, dir_name};
 use crate::store::pack::{PackedLayer, Packs};
 use crate::types::LayerId;
 
-/// Bytes of a file that is held in memory as a whole, at most.
+/// The largest file that is read into memory as a whole, in bytes.
 const IN_MEMORY: u64 = 4 << 20;
 
 /// The layers of a store on disk.
 pub struct Layers {
-    /// `layers`.
+    /// The directory `layers`.
     pub(in crate::store) dir: StoreDir,
-    /// `packs`.
+    /// The directory `packs`.
     pub(in crate::store) packs: Packs,
 }
 
-/// What a layer has besides its records.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::store) struct Besides {
-    /// Whether the content in its pool has checksums, or there is none.
-    pub summed: bool,
-    /// Whether it has a map.
-    pub mapped: bool,
-    /// Bytes of its index, if it has one.
-    pub index: Option<u64>,
-    /// Whether it is in a pack.
-    pub packed: bool,
-    /// Where its addresses end, if it has no pool.
-    pub hole: Option<u64>,
-}
-
 impl Layers {
-    /// The layers of a store.
+    /// Opens the layers of a store, and calls `each` for each layer in a pack.
     ///
     /// # Errors
     /// As [`Packs::open`].
@@ -48,7 +37,7 @@ impl Layers {
         Ok(Layers { dir: store.dir("layers")?, packs: Packs::open(store, each)? })
     }
 
-    /// The numbers of the directories, in order.
+    /// The layers that have directories, in order.
     ///
     /// # Errors
     /// As readdir(3).
@@ -66,20 +55,21 @@ impl Layers {
         self.dir.dir(&dir_name(layer))
     }
 
-    /// The bytes of a journal, checksums, a map or an index; none if the layer has no such file.
+    /// The bytes of a journal, checksums, a remap or an index; `None` if the layer has no such
+    /// file.
     ///
     /// # Errors
-    /// As open(2), and damage of a pack.
+    /// As open(2) and read(2), and damage of a pack.
     pub(in crate::store) fn read(&self, layer: LayerId, name: &str) -> Result<Option<Vec<u8>>> {
         if name != INDEX
             && let Some(packed) = self.packs.get(layer)?
         {
-            return Ok(of_packed(packed, name));
+            return Ok(packed_file(packed, name));
         }
         self.dir_of(layer)?.read(name)
     }
 
-    /// The same, without holding a long file in memory: its bytes are read when they are looked at.
+    /// As [`Layers::read`], but a long file stays on disk and is read piece by piece.
     ///
     /// # Errors
     /// As [`Layers::read`].
@@ -91,11 +81,12 @@ impl Layers {
         if name != INDEX
             && let Some(packed) = self.packs.get(layer)?
         {
-            return Ok(of_packed(packed, name).map(LogBytes::Memory));
+            return Ok(packed_file(packed, name).map(LogBytes::Memory));
         }
         let Some(file) = self.dir_of(layer)?.open_file(name)? else { return Ok(None) };
         let len = file.metadata().attempt(|| format!("stat {}", self.show(layer, name)))?.len();
-        // A check has the logs of all layers at once, and only so many files can be open.
+        // 'jailfs check' holds the logs of all layers at once. It would reach RLIMIT_NOFILE if each
+        // of them was an open file.
         if len <= IN_MEMORY {
             return Ok(self.read(layer, name)?.map(LogBytes::Memory));
         }
@@ -110,32 +101,32 @@ impl Layers {
         }
     }
 
-    /// What a layer has besides its records.
+    /// The files that a layer has besides its journal.
     ///
     /// # Errors
     /// As fstatat(2), and damage of a pack.
-    pub(in crate::store) fn besides(&self, layer: LayerId) -> Result<Besides> {
+    pub(in crate::store) fn sidecars(&self, layer: LayerId) -> Result<Sidecars> {
         match self.packs.get(layer)? {
-            Some(packed) => self.besides_packed(&packed),
+            Some(packed) => self.packed_sidecars(&packed),
             None => {
                 let dir = self.dir_of(layer)?;
                 let (summed, mapped) = (dir.size(SUMS)?.is_some(), dir.size(MAP)?.is_some());
-                Ok(Besides { summed, mapped, index: dir.size(INDEX)?, packed: false, hole: None })
+                Ok(Sidecars { summed, mapped, index: dir.size(INDEX)?, packed: false, hole: None })
             }
         }
     }
 
-    /// The same of a layer that is in a pack.
+    /// The files that a layer in a pack has besides its journal.
     ///
     /// # Errors
     /// As fstatat(2).
-    pub(in crate::store) fn besides_packed(&self, packed: &PackedLayer) -> Result<Besides> {
-        // Most have no directory.
+    pub(in crate::store) fn packed_sidecars(&self, packed: &PackedLayer) -> Result<Sidecars> {
+        // Most layers in packs have no directory.
         let index = match self.dir.size(&dir_name(packed.layer))? {
             Some(_) => self.dir_of(packed.layer)?.size(INDEX)?,
             None => None,
         };
-        Ok(Besides {
+        Ok(Sidecars {
             summed: true,
             mapped: packed.map.is_some(),
             index,
@@ -144,11 +135,12 @@ impl Layers {
         })
     }
 
-    /// Removes from the directories of layers that are in packs what a step that was cut off left there.
+    /// Removes the files that an interrupted move into a pack left behind. `directories` are the
+    /// layers that have directories.
     ///
     /// # Errors
     /// As unlink(2), and damage of a pack.
-    pub(in crate::store) fn remove_left(&self, directories: &[LayerId]) -> Result<()> {
+    pub(in crate::store) fn remove_leftovers(&self, directories: &[LayerId]) -> Result<()> {
         self.packs.remove_old()?;
         for layer in directories.iter().copied().filter(|layer| self.packs.has(*layer)) {
             let Some(packed) = self.packs.get(layer)? else { continue };
@@ -162,11 +154,13 @@ impl Layers {
         Ok(())
     }
 
-    /// Takes out of the directory of a layer what a pack has of it, and the pool if it is not needed; and the directory, if nothing
-    /// else is in it. A power cut may bring it back, which does not matter as long as the layer is in a pack.
+    /// Removes the files of a layer that a pack holds too; `with_pool`, the pool as well. Removes
+    /// the directory if it is empty then.
+    ///
+    /// A power cut may bring the files back. That does no harm as long as the layer is in a pack.
     ///
     /// # Errors
-    /// As the calls it is made of; what is left is removed at the next start.
+    /// As unlink(2) and rmdir(2); the next start removes the rest.
     pub(in crate::store) fn clear(&self, layer: LayerId, with_pool: bool) -> Result<()> {
         let name = dir_name(layer);
         if self.dir.size(&name)?.is_none() {
@@ -179,7 +173,7 @@ impl Layers {
         if with_pool {
             dir.remove(POOL)?;
         }
-        // The last: as long as it is there, somebody finds that there is something to remove.
+        // Last: `remove_leftovers` takes a journal as the sign that files are left.
         dir.remove(JOURNAL)?;
         if with_pool && dir.size(INDEX)?.is_none() {
             disk::remove_dir(&self.dir, &name)
@@ -188,10 +182,11 @@ impl Layers {
         Ok(())
     }
 
-    /// Makes sure that no directory of these layers, which are in packs, comes back with a journal: they are about to be in none.
+    /// Makes sure that no power cut brings back a journal of layers that are about to leave their
+    /// pack.
     ///
     /// # Errors
-    /// As the calls it is made of.
+    /// As unlink(2) and fsync(2).
     pub(in crate::store) fn secure_removal(&self, layers: &[LayerId], durable: bool) -> Result<()> {
         for layer in layers {
             if self.dir.size(&dir_name(*layer))?.is_some() {
@@ -207,7 +202,7 @@ impl Layers {
 }
 
 /// A file of a layer that is in a pack.
-fn of_packed(packed: PackedLayer, name: &str) -> Option<Vec<u8>> {
+fn packed_file(packed: PackedLayer, name: &str) -> Option<Vec<u8>> {
     match name {
         JOURNAL => Some(packed.journal),
         SUMS => packed.sums,

@@ -1,31 +1,33 @@
 //! Finds sealed layers whose journal has lost its end.
 //!
-//! Without its seal such a journal looks like that of a layer which is still written to: a file that was cut short would
-//! be taken for a shorter state. So opening a store checks every layer that must have been sealed:
+//! A sealed journal that was cut short looks like the journal of a layer that is still written to:
+//! the store would silently show an older state. So opening a store checks each layer that was
+//! certainly sealed:
 //!
-//! * the parent of a sealed layer, and of a layer on top of a head (a head is published after its parent is sealed);
-//! * a layer that the log of operations, or a hold, names;
-//! * a layer that has what only sealed layers get: checksums, a map or an index.
+//! * the parent of a sealed layer, and the parent of a layer on top of a head: a head is published
+//!   after its parent is sealed;
+//! * a layer that the log of operations or a hold names;
+//! * a layer with files that only sealed layers have: checksums, a remap or an index.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::error::{Error, Result};
-use crate::store::layer::LayerInfo;
+use crate::store::layer::info::LayerInfo;
 use crate::types::LayerId;
 
-/// What proves that layers were sealed.
+/// The evidence that layers were sealed.
 pub(in crate::store) struct Evidence<'a> {
     /// The layers on top of a head.
     pub tops: &'a BTreeSet<LayerId>,
-    /// The layers that operations and holds name.
+    /// The layers that operations, holds and the ledger name.
     pub named: BTreeSet<LayerId>,
 }
 
 impl Evidence<'_> {
-    /// Checks that no layer has lost its seal.
+    /// Checks that no layer has lost its seal. `show` gives the path of a journal.
     ///
     /// # Errors
-    /// Damage, with the journal as `show` names it, and the checkpoints that do not need the layer.
+    /// Damage of the first such journal, with the checkpoints that do not need the layer as a hint.
     pub(in crate::store) fn check(
         &self,
         catalog: &BTreeMap<LayerId, LayerInfo>,
@@ -45,9 +47,9 @@ impl Evidence<'_> {
             none if none.is_empty() => {
                 "'jailfs check' lists all damage; every checkpoint needs this layer".to_owned()
             }
-            whole => {
-                format!("'jailfs check' lists all damage; these checkpoints do not need this layer: {whole}")
-            }
+            whole => format!(
+                "'jailfs check' lists all damage; these checkpoints do not need this layer: {whole}"
+            ),
         }))
     }
 
@@ -66,9 +68,9 @@ impl Evidence<'_> {
     }
 }
 
-/// The checkpoints whose states do not rest on `lost`, as a list for people.
+/// The checkpoints whose states do not include layer `lost`, as a list for people.
 fn checkpoints_without(lost: LayerId, catalog: &BTreeMap<LayerId, LayerInfo>) -> String {
-    let rests_on = |mut layer: LayerId| {
+    let includes_lost = |mut layer: LayerId| {
         while layer != lost {
             match catalog.get(&layer).and_then(|info| info.header.parent) {
                 Some(parent) if parent < layer => layer = parent,
@@ -78,8 +80,8 @@ fn checkpoints_without(lost: LayerId, catalog: &BTreeMap<LayerId, LayerInfo>) ->
         true
     };
     let is_checkpoint = |info: &&LayerInfo| info.seal.as_ref().is_some_and(|seal| !seal.automatic);
-    let whole = catalog.values().filter(is_checkpoint).map(|info| info.header.layer);
-    let ids: Vec<String> =
-        whole.filter(|layer| !rests_on(*layer)).map(|layer| layer.to_string()).collect();
-    ids.join(", ")
+    let checkpoints = catalog.values().filter(is_checkpoint).map(|info| info.header.layer);
+    let whole: Vec<String> =
+        checkpoints.filter(|layer| !includes_lost(*layer)).map(|layer| layer.to_string()).collect();
+    whole.join(", ")
 }

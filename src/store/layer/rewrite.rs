@@ -1,16 +1,15 @@
-//! Rewrites the journal of the layer that is being written, as what came of it, while others append
-//! to it.
+//! Rewrites the journal of the upper layer in compact form, while operations go on appending to it.
 //!
 //! ```text
-//! Header, Opened, Edits ..., Synced, Opened     what leads from the parent's tree to the layer's
-//! Edits ...                                     what came since
+//! Header, Opened, Edits ..., Synced, Opened     from the parent's tree to the layer's tree
+//! Edits ...                                     what was appended since
 //! ```
 //!
-//! * The new journal stands beside the old one until one rename publishes it. So a process that ends
-//!   leaves one of the two, and each of them has every record that was acknowledged.
-//! * When it is published, everything before its second `Opened` is synced, with the pool bytes that
-//!   it refers to. So it proves at least as much as the old one.
-//! * No mark is copied: the marks of the old journal count its records.
+//! * The new journal stands beside the old one until one rename publishes it. So a process that
+//!   ends leaves one of the two, and each of them has every acknowledged record.
+//! * When it is published, everything before its second `Opened` is synced, with the pool bytes
+//!   that it refers to. So it proves at least as much as the old one.
+//! * No mark is copied: a mark counts the records of its own journal.
 //!
 //! docs/FORMAT.md has the argument why no power cut can lose a synced record.
 
@@ -26,19 +25,17 @@ use crate::store::io::frames::LogBytes;
 use crate::store::io::log;
 use crate::store::io::log::Log;
 use crate::store::io::writer::Writer;
-use crate::store::layer::sealed::edits_in_records;
-use crate::store::layer::{JOURNAL, Upper};
+use crate::store::layer::compact::edits_in_records;
+use crate::store::layer::upper::Upper;
+use crate::store::layer::{JOURNAL, NEW_JOURNAL};
 use crate::store::record::{Header, Record};
 use crate::tree::Edit;
 use crate::types::LayerId;
 
-/// The new journal, until it is published.
-pub(in crate::store) const NEW_JOURNAL: &str = "journal.new";
-
-/// The end of the journal of an open layer, at some moment.
+/// The end of the journal of an upper layer at one moment.
 #[derive(Clone)]
 pub struct JournalEnd {
-    /// Which layer.
+    /// The layer.
     pub layer: LayerId,
     file: Arc<File>,
     bytes: u64,
@@ -52,26 +49,27 @@ impl JournalEnd {
     }
 }
 
-/// A journal that is about to take the place of the one of an open layer. Dropped before that, it
-/// leaves nothing.
+/// A new journal of an upper layer, not yet published. If it is dropped unpublished, it leaves
+/// nothing.
 pub struct JournalRewrite {
     dir: Arc<StoreDir>,
     log: Log<Record>,
     writer: Writer,
     durable: bool,
-    /// Up to where it has the records of the old journal.
+    /// The end of the records of the old journal that are copied.
     upto: JournalEnd,
-    /// How many of its records survive a power cut, with their pool bytes; none before that is so.
+    /// How many of its records survive a power cut, with their pool bytes; `None` before the first
+    /// sync.
     synced: Option<u64>,
     is_published: bool,
 }
 
 impl Store {
-    /// Begins to rewrite the journal of an open layer: `edits` lead from the parent's tree to what
-    /// the layer was at `from`.
+    /// Begins to rewrite the journal of an upper layer. `edits` lead from the parent's tree to the
+    /// tree of the layer at `from`.
     ///
     /// # Errors
-    /// As the calls it is made of; nothing is left then.
+    /// As open(2), pwrite(2) and fdatasync(2); then nothing is left.
     pub fn begin_journal_rewrite(
         &self,
         from: &JournalEnd,
@@ -103,30 +101,30 @@ impl JournalRewrite {
     fn begin(&mut self, header: Header, edits: impl Iterator<Item = Edit>) -> Result<()> {
         self.log.append(&Record::Header(header))?;
         self.log.append(&Record::Opened { writer: self.writer })?;
-        // An empty one as well: a layer that was changed stays one, see `written_last` in
-        // `history/stack.rs`.
+        // Even if there are no edits: a layer that was changed must still read as changed, because
+        // the next start depends on it (`LayerContents::is_changed`).
         self.log.append(&Record::Edits(Vec::new()))?;
         edits_in_records(edits).try_for_each(|record| self.log.append(&record))?;
-        // Nobody waits for this sync, and little is left for the one that others wait for.
+        // No operation waits for this sync, and it leaves little for the one that holds them up.
         if self.durable { self.log.sync() } else { Ok(()) }
     }
 
-    /// Copies what was appended to the old journal up to `to`. Gives its bytes.
+    /// Copies the records that were appended to the old journal up to `to`. Returns their bytes.
     ///
     /// # Errors
-    /// As pread(2) and pwrite(2); if `to` is of another layer; and if the old journal has a record
-    /// that an open layer does not have while it is written.
+    /// As pread(2) and pwrite(2). Fails if `to` is of another layer, or if the old journal has a
+    /// record that an upper layer does not get while it is written.
     pub fn follow(&mut self, to: &JournalEnd) -> Result<u64> {
         if to.layer != self.upto.layer || !Arc::ptr_eq(&to.file, &self.upto.file) {
-            return Err(self.other("it is not written any more"));
+            return Err(self.error("the layer is no longer the upper layer"));
         }
         let bytes = LogBytes::File(Arc::clone(&to.file), to.bytes);
         let what = self.dir.show(JOURNAL);
         frames::each_from(&bytes, &what, (self.upto.bytes, self.upto.count), |payload, at| {
             match log::decode::<Record>(payload, &what, at)? {
-                record @ Record::Edits(_) => self.log.append_of_strangers(&record),
+                record @ Record::Edits(_) => self.log.append_untrusted(&record),
                 Record::Synced | Record::SyncedTo(_) => Ok(()),
-                _ => Err(self.other("its journal has come to its end")),
+                _ => Err(self.error("the layer no longer takes changes")),
             }
         })?;
         let copied = to.bytes.saturating_sub(self.upto.bytes);
@@ -134,15 +132,15 @@ impl JournalRewrite {
         Ok(copied)
     }
 
-    /// Says that everything so far survives a power cut, and makes it so. The pool was synced after
-    /// the last record was appended to the old journal that was copied.
+    /// Syncs the new journal and appends the mark that says so. The caller has synced the pool
+    /// after the last copied record was appended to the old journal.
     ///
     /// # Errors
     /// As pwrite(2) and fdatasync(2).
     pub fn mark_synced(&mut self) -> Result<()> {
         self.log.append(&Record::Synced)?;
-        // Everything before it was synced, as before another process goes on: so a bad frame there
-        // is damage, and never passes for what a power cut tore.
+        // Everything before `Opened` is synced, as always. So a bad frame there is damage, and
+        // never reads as torn by a power cut.
         self.log.append(&Record::Opened { writer: self.writer })?;
         if self.durable {
             self.log.sync()?;
@@ -151,18 +149,18 @@ impl JournalRewrite {
         Ok(())
     }
 
-    /// What is left to do after [`Upper::go_on_in`].
+    /// The sync that is due after [`Upper::go_on_in`].
     pub fn exchange(&self) -> JournalExchange {
         JournalExchange { dir: Arc::clone(&self.dir), durable: self.durable }
     }
 
-    fn other(&self, why: &str) -> Error {
+    fn error(&self, why: &str) -> Error {
         let layer = self.upto.layer;
         Error::new(Kind::Failed, format!("rewrite the journal of layer {layer}"), why.to_owned())
     }
 }
 
-/// A rewritten journal that took the place of another, which a power cut may still bring back.
+/// The exchange of a journal for its rewritten form, which a power cut may still undo.
 pub struct JournalExchange {
     dir: Arc<StoreDir>,
     durable: bool,
@@ -189,7 +187,7 @@ impl Drop for JournalRewrite {
 }
 
 impl Upper {
-    /// Where the journal ends now.
+    /// The current end of the journal.
     pub fn journal_end(&self) -> JournalEnd {
         JournalEnd {
             layer: self.layer,
@@ -199,28 +197,33 @@ impl Upper {
         }
     }
 
-    /// Goes on in a rewritten journal, which takes the place of the one so far. No sync may be under
-    /// way, and none may be acknowledged before [`JournalExchange::sync`].
+    /// Publishes a rewritten journal in place of the old one, and appends to it from now on.
+    ///
+    /// No sync of the layer may be under way. None may be acknowledged before
+    /// [`JournalExchange::sync`].
     ///
     /// # Errors
-    /// As rename(2), and when nothing can be written any more; then nothing has changed.
+    /// As rename(2), and if nothing can be recorded any more. Then nothing has changed.
     pub fn go_on_in(&mut self, rewrite: &mut JournalRewrite) -> Result<()> {
         self.check()?;
         rewrite.follow(&self.journal_end())?;
-        let Some(synced) = rewrite.synced else { return Err(rewrite.other("it is not synced")) };
+        let Some(synced) = rewrite.synced else {
+            return Err(rewrite.error("the new journal is not synced"));
+        };
         let dir = &rewrite.dir;
         disk::rename(dir, NEW_JOURNAL, JOURNAL)
             .attempt(|| format!("publish {}", dir.show(JOURNAL)))?;
         rewrite.is_published = true;
-        // The old file is closed with the rewrite, without any lock.
+        // The old file is closed with the rewrite, which the caller drops without any lock: the
+        // close frees its blocks, and that can take long.
         std::mem::swap(&mut self.journal, &mut rewrite.log);
         self.synced = synced;
         self.in_doubt = false;
         Ok(())
     }
 
-    /// Says that the exchange of the journal could not be synced, so that nothing can be: a power cut
-    /// may bring the old journal back. The next start believes what it finds of the new one.
+    /// Stops the layer because the exchange of the journal could not be synced: a power cut may
+    /// bring the old journal back. The next start believes what it finds in the new one.
     pub fn exchange_failed(&mut self) {
         self.sync_failed();
         self.synced = 0;

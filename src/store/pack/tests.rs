@@ -1,8 +1,9 @@
 //! Tests of packs.
 
 use super::*;
+use crate::store::layer::LayerInfo;
 use crate::store::layer::files::Layers;
-use crate::store::layer::{LayerInfo, packed_info};
+use crate::store::layer::journal::packed_info;
 use crate::store::placement::packing::gathered_journal;
 use crate::store::record::{Header, LayerKind};
 use crate::types::{Epoch, Timestamp};
@@ -146,7 +147,7 @@ fn leftover_files_of_a_packed_layer_are_ignored_and_removed() {
         panic!("not in a pack");
     };
     assert_eq!(layers.read(LayerId(7), "map").unwrap(), Some(vec![1; 5000]));
-    layers.remove_left(&layers.directories().unwrap()).unwrap();
+    layers.remove_leftovers(&layers.directories().unwrap()).unwrap();
     assert!(!dir.path().join("layers/00000007").exists(), "the layer has no content of its own");
     let left = std::fs::read_dir(dir.path().join("layers/00000008")).unwrap();
     assert_eq!(left.map(|entry| entry.unwrap().file_name()).collect::<Vec<_>>(), ["pool"]);

@@ -23,10 +23,13 @@ use std::fs::File;
 use std::sync::Arc;
 
 use crate::error::{Attempt, Result};
+use crate::store::Store;
+use crate::store::catalog::RetiringPool;
 use crate::store::content::cells::{CellWriter, ReadOutcome};
 use crate::store::content::live_ranges::{LiveRanges, in_blocks};
 use crate::store::content::pool::block_ceil;
 use crate::store::content::remap::{Remap, Run};
+use crate::store::format::FORMAT_WITH_CELLS;
 use crate::store::io::{disk, log};
 use crate::store::layer;
 use crate::store::layer::{LayerInfo, POOL};
@@ -34,7 +37,6 @@ use crate::store::pack::{Change, PackedLayer};
 use crate::store::placement::packing::gathered_journal;
 use crate::store::placement::read_remap;
 use crate::store::record::LayerKind;
-use crate::store::{FORMAT_WITH_CELLS, RetiringPool, Store};
 use crate::types::{ByteRange, LayerId};
 
 /// Bytes that are copied at once.

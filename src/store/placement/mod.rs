@@ -20,6 +20,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use crate::error::{Attempt, Error, Kind, Result};
+use crate::store::Store;
+use crate::store::catalog::State;
 use crate::store::content::Content;
 use crate::store::content::cells::{Cells, ReadOutcome};
 use crate::store::content::checksums::Checksums;
@@ -29,7 +31,6 @@ use crate::store::io::log;
 use crate::store::layer::files::Layers;
 use crate::store::layer::{JOURNAL, LayerInfo, POOL};
 use crate::store::record::{LayerKind, Record};
-use crate::store::{State, Store};
 use crate::types::{ByteRange, LayerId};
 
 pub(in crate::store) use checksums::read_checksums;

@@ -5,24 +5,25 @@
 //! * Policy is elsewhere: `timeline::pack` decides which layers are packed and when.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::Ordering;
 
 use crate::error::{Error, Result};
+use crate::store::Store;
 use crate::store::content::checksums;
 use crate::store::content::checksums::ChecksumsRecord;
 use crate::store::content::live_ranges::{LiveRanges, in_blocks};
+use crate::store::format::FORMAT_WITH_PACKS;
 use crate::store::io::disk;
 use crate::store::io::frames;
 use crate::store::io::log;
 use crate::store::layer;
-use crate::store::layer::files::Besides;
-use crate::store::layer::sealed::compact_records;
+use crate::store::layer::compact::compact_records;
+use crate::store::layer::info::Sidecars;
+use crate::store::layer::journal;
 use crate::store::layer::{INDEX, JOURNAL, LayerInfo, MAP, POOL, SUMS};
 use crate::store::ledger;
 use crate::store::ledger::LedgerRecord;
 use crate::store::pack::{Change, PackOptions, PackedLayer, PublishedPack};
 use crate::store::record::{Header, LayerKind, Record, Seal};
-use crate::store::{FORMAT_WITH_PACKS, Store, format_text};
 use crate::tree::Edit;
 use crate::types::{ByteRange, LayerId};
 
@@ -133,7 +134,7 @@ impl Store {
             let layer = change.layer();
             let info = match (catalog.remove(&layer), change) {
                 (Some(info), _) => Some(info),
-                (None, Change::Put(packed)) => Some(layer::packed_info(&self.layers, packed)?),
+                (None, Change::Put(packed)) => Some(journal::packed_info(&self.layers, packed)?),
                 (None, Change::Gone(_)) => None,
             };
             infos.push((layer, info));
@@ -190,18 +191,6 @@ impl Store {
         }
     }
 
-    /// Raises the format number of the store before the first use of a feature. An older jailfs
-    /// would take packed layers for lost, and deflated bytes for content.
-    pub(in crate::store) fn require_format(&self, format: u32) -> Result<()> {
-        if self.format.load(Ordering::Relaxed) < format {
-            // Synced even in a volatile store: after a power cut, the format must tell why the
-            // store is not trusted.
-            self.dir.publish("format", format_text(format).as_bytes(), true)?;
-            self.format.store(format, Ordering::Relaxed);
-        }
-        Ok(())
-    }
-
     /// Removes layers from the packs. Layers that are in none are skipped.
     pub(in crate::store) fn remove_from_packs(&self, layers: &[LayerId]) -> Result<()> {
         let mut packed = layers.to_vec();
@@ -241,9 +230,9 @@ impl Store {
             return Err(Error::damage(format!("rewrite layer {layer}"), "it is not sealed"));
         };
         let index = dir.size(INDEX)?;
-        let besides =
-            Besides { summed: true, mapped: info.mapped, index, packed: false, hole: None };
-        let info = LayerInfo::new(header, Some(seal), true, journal.len() as u64, besides);
+        let sidecars =
+            Sidecars { summed: true, mapped: info.mapped, index, packed: false, hole: None };
+        let info = LayerInfo::new(header, Some(seal), true, journal.len() as u64, sidecars);
         self.publish_pack(vec![Change::Gone(layer)], BTreeMap::from([(layer, info)]))
     }
 

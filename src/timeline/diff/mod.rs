@@ -9,17 +9,22 @@
 //!   compare the bytes; [`compare_records`] and [`changes_at`] take the file as changed.
 
 pub(in crate::timeline) mod binary;
+mod changed_names;
+mod content;
 pub mod patch;
+mod renames;
 
-use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use crate::error::{FsError, FsResult};
-use crate::fs::merged::fingerprint;
 use crate::fs::merged::lower::LowerNode;
-use crate::fs::{DataRanges, Found, State};
-use crate::tree::{Body, Node, Source, TreeDiff};
-use crate::types::{ByteRange, FileKind, Ino, Name, TreePath};
+use crate::fs::{Found, State};
+use crate::tree::Node;
+use crate::types::{FileKind, Ino, Name, TreePath};
+use changed_names::{ChangedNames, by_directory, unseen_links};
+pub use content::same_content;
+use content::{same_attributes, same_record};
+use renames::{Renames, Trial};
 
 /// How a path differs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -136,13 +141,6 @@ pub(super) fn changes_by(
 /// A directory of a state: its number, and its path in the base if it merges one.
 type Dir = (Ino, Option<TreePath>);
 
-/// The place of a node: its directory, and its name there.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct Place {
-    dir: Ino,
-    name: Name,
-}
-
 /// A directory that the walk is in, in the older state, in the newer one, or in both.
 struct Frame {
     /// Its name; none for the root.
@@ -190,7 +188,7 @@ pub struct Comparison<'a> {
     /// One of the states is the base. Times that its filesystem cannot hold do not differ from what
     /// it made of them.
     is_with_base: bool,
-    hot: Hot,
+    changed: ChangedNames,
     /// Files of which the extents differ in the two trees.
     contents: BTreeSet<Ino>,
     /// Names in directories of the base that are looked at although no tree mentions them.
@@ -243,7 +241,7 @@ impl<'a> Comparison<'a> {
             look,
             is_of_apply: !renames && matches!(look, Look::Everywhere),
             is_with_base: false,
-            hot: Hot::of(old, new, &diff, &touched)?,
+            changed: ChangedNames::of(old, new, &diff, &touched)?,
             renames: if renames { Renames::find(old, new, &diff)? } else { Renames::default() },
             contents: diff.contents,
             touched,
@@ -252,7 +250,7 @@ impl<'a> Comparison<'a> {
             only_counts: false,
             ready: None,
         };
-        while !comparison.renames.old_places.is_empty() {
+        while !comparison.renames.is_empty() {
             comparison.renames.trial = Some(Trial::default());
             comparison.begin()?;
             while comparison.step()? {}
@@ -318,7 +316,7 @@ impl<'a> Comparison<'a> {
                 let touched = bases.filter_map(|dir| self.touched.get(dir)).flatten().cloned();
                 let mut names: BTreeSet<Name> = touched.collect();
                 if old == new {
-                    names.extend(self.hot.names.get(&old.0).into_iter().flatten().cloned());
+                    names.extend(self.changed.names.get(&old.0).into_iter().flatten().cloned());
                 } else {
                     names.extend(all(self.old, old)?.into_keys());
                     names.extend(all(self.new, new)?.into_keys());
@@ -393,7 +391,7 @@ impl<'a> Comparison<'a> {
     ) -> FsResult<Option<Below>> {
         if let (Found::Upper(a, _), Found::Upper(b, _)) = (old, new)
             && a == b
-            && !self.hot.nodes.contains(a)
+            && !self.changed.nodes.contains(a)
         {
             return Ok(None);
         }
@@ -548,345 +546,7 @@ impl<'a> Comparison<'a> {
     }
 }
 
-/// Paths of the base at which files stand that differ and that the trees know by other names only.
-fn unseen_links(
-    old: &State,
-    new: &State,
-    diff: &TreeDiff,
-    names_of: NamesOf<'_>,
-) -> FsResult<BTreeSet<TreePath>> {
-    let is_unseen = |state: &State, ino: Ino| {
-        state.tree.node(ino).is_some_and(|node| {
-            node.kind() != FileKind::Dir
-                && node.meta.nlink as usize > state.tree.links_of(ino, node).count()
-        })
-    };
-    let changed = diff.nodes.union(&diff.contents).copied();
-    let wanted: HashSet<Ino> =
-        changed.filter(|ino| is_unseen(old, *ino) || is_unseen(new, *ino)).collect();
-    let mut paths: BTreeSet<TreePath> = names_of(old, &wanted)?.into_keys().collect();
-    if old.lower.epoch() != new.lower.epoch() {
-        paths.extend(names_of(new, &wanted)?.into_keys());
-    }
-    Ok(paths)
-}
-
-/// Paths of the base, as names by directory.
-fn by_directory(paths: &BTreeSet<TreePath>) -> HashMap<TreePath, BTreeSet<Name>> {
-    let mut names: HashMap<TreePath, BTreeSet<Name>> = HashMap::new();
-    for path in paths {
-        // The names that lead to a path are looked at, too.
-        let mut at = path.split();
-        while let Some((dir, name)) = at {
-            at = dir.split();
-            if !names.entry(dir).or_default().insert(name) {
-                break;
-            }
-        }
-    }
-    names
-}
-
-/// Where the walk goes: the nodes that differ or lead to such, and the names in each directory by which it comes to them.
-#[derive(Default)]
-struct Hot {
-    nodes: HashSet<Ino>,
-    names: HashMap<Ino, Vec<Name>>,
-}
-
-impl Hot {
-    fn of(
-        old: &State,
-        new: &State,
-        diff: &TreeDiff,
-        touched: &HashMap<TreePath, BTreeSet<Name>>,
-    ) -> FsResult<Hot> {
-        let mut hot = Hot { nodes: HashSet::from([Ino::ROOT]), names: HashMap::new() };
-        let mut heaters = [old, new].map(|state| Heater { state, dirs: HashSet::new() });
-        for (dir, name) in &diff.names {
-            hot.names.entry(*dir).or_default().push(name.clone());
-            heaters.iter_mut().for_each(|heater| heater.heat_dir(*dir, &mut hot));
-        }
-        // What only the newer state has of names is among those: the others are found in the older one.
-        let [in_old, _] = &mut heaters;
-        diff.nodes.iter().chain(&diff.contents).for_each(|ino| in_old.heat(*ino, &mut hot));
-        // A node at a touched path shows its own difference; the directories above it must be entered.
-        for (dir, names) in touched {
-            for path in std::iter::once(dir.clone()).chain(names.iter().map(|name| dir.join(name)))
-            {
-                for heater in &mut heaters {
-                    if let Some((ino, _)) = heater.state.lower.lookup(&path)? {
-                        heater.heat(ino, &mut hot);
-                    }
-                }
-            }
-        }
-        Ok(hot)
-    }
-}
-
-/// Finds the names that lead to nodes in one state.
-struct Heater<'a> {
-    state: &'a State,
-    /// The directories whose own names were found.
-    dirs: HashSet<Ino>,
-}
-
-impl Heater<'_> {
-    fn heat(&mut self, ino: Ino, hot: &mut Hot) {
-        hot.nodes.insert(ino);
-        let Some(node) = self.state.tree.node(ino) else { return };
-        for (dir, name) in self.state.tree.links_of(ino, node) {
-            hot.names.entry(dir).or_default().push(name.clone());
-            self.heat_dir(dir, hot);
-        }
-    }
-
-    fn heat_dir(&mut self, mut dir: Ino, hot: &mut Hot) {
-        while self.dirs.insert(dir) {
-            hot.nodes.insert(dir);
-            let Some((above, name)) = self.state.tree.parent(dir) else { return };
-            hot.names.entry(above).or_default().push(name.clone());
-            dir = above;
-        }
-    }
-}
-
 /// A directory that both states have.
 fn both(old: Option<Dir>, new: Option<Dir>, tells: Tells) -> Option<Below> {
     old.zip(new).map(|(old, new)| Below { old: Some(old), new: Some(new), tells })
-}
-
-/// Nodes that left one place and came to another.
-#[derive(Default)]
-struct Renames {
-    /// Where a node came to, by the place that it left.
-    new_places: HashMap<Place, (Dir, Name)>,
-    /// The directory and the name that it left, by the place it came to.
-    old_places: HashMap<Place, (Dir, Name)>,
-    /// What a walk that only tries has met.
-    trial: Option<Trial>,
-}
-
-/// The ends of renames that a walk met, each by the place that the node left.
-#[derive(Default)]
-struct Trial {
-    left: HashSet<Place>,
-    arrived: HashSet<Place>,
-}
-
-impl Renames {
-    fn find(old: &State, new: &State, diff: &TreeDiff) -> FsResult<Renames> {
-        let mut renames = Renames::default();
-        // Directories by number, as the other state sees their paths: many names share one.
-        let (mut in_new, mut in_old) = (SamePath::default(), SamePath::default());
-        let mut moved_dirs: HashSet<Ino> = HashSet::new();
-        for (dir, name) in &diff.names {
-            let Some(crate::tree::Dentry::Child { ino, .. }) = new.tree.dentry(*dir, name) else {
-                continue;
-            };
-            let Ok(base) = new.lower_path(*dir) else { continue };
-            let came = in_old.is_free((new, old), (*dir, base.clone()), name)?;
-            for (above, old_name) in old_places(old, new, *ino)? {
-                let place = Place { dir: above.0, name: old_name.clone() };
-                // A node that only went along with a directory above it is told by the rename of that
-                // directory.
-                let went_along = above.0 == *dir && old_name == *name && moved_dirs.contains(dir);
-                // If something else stands there now, the path itself is a change, and a rename would
-                // tell it twice.
-                if came
-                    && !went_along
-                    && !renames.new_places.contains_key(&place)
-                    && in_new.is_free((old, new), above.clone(), &old_name)?
-                {
-                    let arrived = Place { dir: *dir, name: name.clone() };
-                    renames.new_places.insert(place, ((*dir, base.clone()), name.clone()));
-                    renames.old_places.insert(arrived, (above, old_name));
-                    moved_dirs.insert(*ino);
-                    break;
-                }
-            }
-        }
-        Ok(renames)
-    }
-
-    /// The directory and name to which the node went that is gone from a name of `dir`, if it was
-    /// renamed.
-    fn leaves(&mut self, dir: Option<&Dir>, name: Option<&Name>) -> Option<(Dir, Name)> {
-        let (dir, name) = dir.zip(name)?;
-        let place = Place { dir: dir.0, name: name.clone() };
-        let to = self.new_places.get(&place)?.clone();
-        if let Some(trial) = &mut self.trial {
-            trial.left.insert(place);
-        }
-        Some(to)
-    }
-
-    /// The directory and name that the node at a name of `dir` left, if it was renamed.
-    fn arrives(&mut self, dir: Option<&Dir>, name: Option<&Name>) -> Option<(Dir, Name)> {
-        let (dir, name) = dir.zip(name)?;
-        let from = self.old_places.get(&Place { dir: dir.0, name: name.clone() })?.clone();
-        if let Some(trial) = &mut self.trial {
-            trial.arrived.insert(Place { dir: from.0.0, name: from.1.clone() });
-        }
-        Some(from)
-    }
-
-    /// Ends a trial: forgets renames of which the walk met only one end. Below a renamed directory both
-    /// ends have other paths than the trees say, and something else may stand there.
-    fn drop_half(&mut self) -> bool {
-        let Some(Trial { left, arrived }) = self.trial.take() else { return false };
-        let before = self.new_places.len();
-        self.new_places.retain(|old, _| left.contains(old) && arrived.contains(old));
-        self.old_places.retain(|_, (dir, name)| {
-            self.new_places.contains_key(&Place { dir: dir.0, name: name.clone() })
-        });
-        self.new_places.len() < before
-    }
-}
-
-/// Finds what one state has at the path of a directory of another state.
-#[derive(Default)]
-struct SamePath(HashMap<Ino, AtPath>);
-
-/// What stands at the path of a directory in the other state.
-enum AtPath {
-    /// The directory has no path: no name leads to it.
-    NoPath,
-    NoDir,
-    Dir(Dir),
-}
-
-impl SamePath {
-    /// Whether the state `there` has nothing at the path of `name` in the directory `dir` of `here`.
-    /// False if the directory has no path.
-    fn is_free(
-        &mut self,
-        (here, there): (&State, &State),
-        dir: Dir,
-        name: &Name,
-    ) -> FsResult<bool> {
-        let found = match self.0.entry(dir.0) {
-            Entry::Occupied(known) => known.into_mut(),
-            Entry::Vacant(unknown) => unknown.insert(match here.dir_path(dir.0, dir.1.as_ref()) {
-                Ok(path) => there.as_dir(&there.resolve(&path)?).map_or(AtPath::NoDir, AtPath::Dir),
-                Err(FsError::NotFound) => AtPath::NoPath,
-                Err(error) => return Err(error),
-            }),
-        };
-        match found {
-            AtPath::Dir((dir, base)) => Ok(there.find(*dir, base.as_ref(), name)?.ino().is_none()),
-            AtPath::NoDir => Ok(true),
-            AtPath::NoPath => Ok(false),
-        }
-    }
-}
-
-/// The directories and names of a node in the older state, as far as the records tell.
-fn old_places(old: &State, new: &State, ino: Ino) -> FsResult<Vec<(Dir, Name)>> {
-    if old.tree.node(ino).is_some() {
-        let places = old.tree.links(ino).filter_map(|(dir, name)| {
-            let base = old.lower_path(dir).ok()?;
-            Some(((dir, base), name.clone()))
-        });
-        return Ok(places.collect());
-    }
-    let base = new.tree.node(ino).and_then(|node| match &node.body {
-        Body::Dir { base } => base.clone(),
-        Body::File { origin, .. } => origin.as_ref().map(|o| o.path.clone()),
-        Body::Symlink { .. } | Body::Special => None,
-    });
-    let Some((above, name)) = base.as_ref().and_then(TreePath::split) else {
-        return Ok(Vec::new());
-    };
-    let Some((dir, _)) = old.lower.lookup(&above)? else { return Ok(Vec::new()) };
-    match old.dir_path(dir, Some(&above)) {
-        Ok(path) => {
-            let Some((dir, base)) = old.as_dir(&old.resolve(&path)?) else { return Ok(Vec::new()) };
-            let found = old.find(dir, base.as_ref(), &name)?;
-            Ok((found.ino() == Some(ino)).then_some(((dir, base), name)).into_iter().collect())
-        }
-        Err(FsError::NotFound) => Ok(Vec::new()),
-        Err(error) => Err(error),
-    }
-}
-
-/// Whether two nodes of the same kind have the same content: bytes, text of a link, number of a device.
-///
-/// # Errors
-/// What the base answers.
-pub fn same_content(
-    old_state: &State,
-    old: &Found,
-    new_state: &State,
-    new: &Found,
-) -> FsResult<bool> {
-    if let Some(told) = same_record(old_state, old, new_state, new)? {
-        return Ok(told);
-    }
-    // Nobody may find out by trying what is in a hidden file.
-    if old_state.is_hidden(old) || new_state.is_hidden(new) {
-        return Ok(false);
-    }
-    let size = new_state.attr(new).map_or(0, |attr| attr.size);
-    match same_bytes(old_state, old, new_state, new, size) {
-        // Bytes that are gone, or that we may not read, are not the same: or one such file would hide all that differs otherwise.
-        Err(FsError::Drift(_) | FsError::AccessDenied) => Ok(false),
-        told => told,
-    }
-}
-
-/// The same, as far as the records tell; none if only the bytes can.
-fn same_record(
-    old_state: &State,
-    old: &Found,
-    new_state: &State,
-    new: &Found,
-) -> FsResult<Option<bool>> {
-    let (a, a_extents) = old_state.record(old)?;
-    let (b, b_extents) = new_state.record(new)?;
-    Ok(match (&a.body, &b.body) {
-        (Body::File { size: x, origin: from_x }, Body::File { size: y, origin: from_y }) => {
-            if x != y {
-                return Ok(Some(false));
-            }
-            let in_base = a_extents.iter().any(|(_, s)| matches!(s, Source::Base { .. }));
-            // The number of the device does not count: it may be another at each boot.
-            let same_origin = match (from_x, from_y) {
-                (Some(x), Some(y)) => {
-                    x.path == y.path
-                        && (fingerprint::matches(&x.print, &y.print)
-                            || fingerprint::matches(&y.print, &x.print))
-                }
-                (x, y) => x.is_none() && y.is_none(),
-            };
-            (a_extents == b_extents && (!in_base || same_origin)).then_some(true)
-        }
-        (Body::Special, Body::Special) => Some(a.meta.rdev == b.meta.rdev),
-        (x, y) => Some(x == y),
-    })
-}
-
-fn same_bytes(
-    old_state: &State,
-    old: &Found,
-    new_state: &State,
-    new: &Found,
-    size: u64,
-) -> FsResult<bool> {
-    let whole = ByteRange { start: 0, end: size };
-    for range in DataRanges::unlike((old_state, old), (new_state, new), whole) {
-        let range = range?;
-        if old_state.read_range(old, range)? != new_state.read_range(new, range)? {
-            return Ok(false);
-        }
-    }
-    Ok(true)
-}
-
-fn same_attributes(a: &Node, b: &Node) -> bool {
-    a.meta.mode == b.meta.mode
-        && a.meta.uid == b.meta.uid
-        && a.meta.gid == b.meta.gid
-        && a.xattrs == b.xattrs
 }

@@ -133,7 +133,7 @@ pub fn check(path: &Path, read_data: bool) -> Result<Report> {
         refs: BTreeMap::new(),
         maps: BTreeMap::new(),
     };
-    if let Err(error) = checker.store.is_known() {
+    if let Err(error) = checker.store.check_volatile() {
         checker.report.problems.push(Problem::Record(error));
     }
     checker.read_layers()?;
@@ -238,7 +238,7 @@ impl Checker {
                     self.layers.insert(layer, contents);
                 }
                 // Its creation was interrupted; nothing refers to it.
-                Err(_) if self.store.is_newborn(layer).unwrap_or(false) => {}
+                Err(_) if self.store.is_incomplete(layer).unwrap_or(false) => {}
                 Err(error) => {
                     self.unread.insert(layer);
                     self.problem(Problem::Record(error));

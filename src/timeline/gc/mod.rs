@@ -300,7 +300,7 @@ impl Timeline {
         for layer in unwritten.iter().chain(&self.abandoned()?) {
             self.store.remove_layer(*layer)?;
         }
-        self.store.remove_newborn()?;
+        self.store.remove_incomplete_layers()?;
         let mut rewriting = self.store.journal_rewriter();
         for layer in needed {
             if !go() {

@@ -1,5 +1,8 @@
-//! At which paths the base has some nodes. Nothing but all of the base tells that, so a restore of single paths reads it before the
-//! tree is locked: whoever works in the mount would wait for it. What turns out to be needed only then is read for another try.
+//! Finds the base paths of given inodes.
+//!
+//! The base has no reverse index, so this scans it. A restore of paths scans before it takes the tree
+//! lock, so that other programs are not blocked. If it finds under the lock that it needs more, it
+//! starts over with another scan.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, HashSet};
@@ -9,62 +12,66 @@ use crate::error::{FsError, FsResult};
 use crate::fs::merged::lower::Lower;
 use crate::fs::{Found, State};
 use crate::timeline::diff;
-use crate::timeline::restore::partial::Foreign;
+use crate::timeline::restore::epochs::EpochDiff;
 use crate::tree::Body;
 use crate::types::{FileKind, Ino, TreePath};
 
-/// What was found out.
+/// The base paths of the inodes that a restore needs.
 pub(in crate::timeline) struct BasePaths {
-    now: Names,
-    then: Names,
+    now: EpochPaths,
+    then: EpochPaths,
 }
 
-/// The same of the base in one epoch.
-struct Names {
+/// The same in one epoch of the base.
+struct EpochPaths {
     lower: Arc<Lower>,
-    /// The nodes that were looked for.
+    /// The inodes that the scans looked for.
     wanted: HashSet<Ino>,
     paths: BTreeMap<TreePath, Ino>,
 }
 
 impl BasePaths {
-    /// Looks for all that is needed as the tree is now.
+    /// Finds all paths that a restore of `paths` from `then` needs, if the tree stays as in `now`.
+    ///
+    /// # Errors
+    /// Those of reading the base.
     pub(in crate::timeline) fn of(
         now: &State,
         then: &State,
         paths: &[TreePath],
     ) -> FsResult<BasePaths> {
-        let sought = RefCell::new(BasePaths { now: Names::none(now), then: Names::none(then) });
+        let found =
+            RefCell::new(BasePaths { now: EpochPaths::none(now), then: EpochPaths::none(then) });
         let find = |state: &State, wanted: &HashSet<Ino>| {
-            let mut sought = sought.borrow_mut();
-            sought.in_epoch_mut(state).find(wanted)?;
-            sought.tell(state, wanted)
+            let mut found = found.borrow_mut();
+            found.in_epoch_mut(state).find(wanted)?;
+            found.paths_of(state, wanted)
         };
         let changes = diff::changes_by(now, then, paths, &find)?;
-        let mut wanted = Foreign::between(now, then).unseen(now, then, &changes);
+        let mut wanted = EpochDiff::between(now, then).without_known_path(now, then, &changes);
         for change in &changes {
             let Some(ino) = change.new.ino() else { continue };
-            if !places(now, then, &change.new, ino, std::iter::empty())?.1 {
+            if !paths_in_base(now, then, &change.new, ino, std::iter::empty())?.1 {
                 wanted.insert(ino);
             }
         }
         find(now, &wanted)?;
-        Ok(sought.into_inner())
+        Ok(found.into_inner())
     }
 
-    fn in_epoch(&self, state: &State) -> &Names {
+    fn in_epoch(&self, state: &State) -> &EpochPaths {
         if Arc::ptr_eq(&state.lower, &self.now.lower) { &self.now } else { &self.then }
     }
 
-    fn in_epoch_mut(&mut self, state: &State) -> &mut Names {
+    fn in_epoch_mut(&mut self, state: &State) -> &mut EpochPaths {
         if Arc::ptr_eq(&state.lower, &self.now.lower) { &mut self.now } else { &mut self.then }
     }
 
-    /// The paths of some nodes.
+    /// The base paths of some inodes in the epoch of `state`.
     ///
     /// # Errors
-    /// ESTALE if they were not looked for.
-    pub(in crate::timeline) fn tell(
+    /// [`FsError::Stale`] if no scan looked for them.
+    pub(in crate::timeline) fn paths_of(
         &self,
         state: &State,
         wanted: &HashSet<Ino>,
@@ -79,15 +86,19 @@ impl BasePaths {
         Ok(names.paths.iter().filter(is_wanted).map(|(path, ino)| (path.clone(), *ino)).collect())
     }
 
-    /// What is known of a node in the present base.
-    pub(in crate::timeline) fn at_hand(&self, ino: Ino) -> impl Iterator<Item = TreePath> {
+    /// The known paths of an inode in the present base.
+    pub(in crate::timeline) fn known_paths(&self, ino: Ino) -> impl Iterator<Item = TreePath> {
         self.now.paths.iter().filter(move |(_, of)| **of == ino).map(|(path, _)| path.clone())
     }
 }
 
-impl Names {
-    fn none(state: &State) -> Names {
-        Names { lower: Arc::clone(&state.lower), wanted: HashSet::new(), paths: BTreeMap::new() }
+impl EpochPaths {
+    fn none(state: &State) -> EpochPaths {
+        EpochPaths {
+            lower: Arc::clone(&state.lower),
+            wanted: HashSet::new(),
+            paths: BTreeMap::new(),
+        }
     }
 
     fn find(&mut self, wanted: &HashSet<Ino>) -> FsResult<()> {
@@ -98,16 +109,17 @@ impl Names {
     }
 }
 
-/// Where the base of `now` has a node, by what is known of it and at `sought`; and whether that is certainly all.
-pub(in crate::timeline) fn places(
+/// The paths at which the base of `now` has an inode, among the `known` ones and the one that the
+/// record of `then` names; and whether these are certainly all.
+pub(in crate::timeline) fn paths_in_base(
     now: &State,
     then: &State,
     found: &Found,
     ino: Ino,
-    sought: impl Iterator<Item = TreePath>,
+    known: impl Iterator<Item = TreePath>,
 ) -> FsResult<(BTreeSet<TreePath>, bool)> {
-    let mut places: BTreeSet<TreePath> = sought.collect();
-    places.extend(match found {
+    let mut paths: BTreeSet<TreePath> = known.collect();
+    paths.extend(match found {
         Found::Base(_, path, _) => Some(path.clone()),
         Found::Upper(ino, _) => match then.tree.node(*ino).map(|node| &node.body) {
             Some(Body::File { origin: Some(origin), .. }) => Some(origin.path.clone()),
@@ -118,7 +130,7 @@ pub(in crate::timeline) fn places(
     });
     let (mut links, mut is_dir) = (now.tree.node(ino).map_or(0, |node| node.meta.nlink), false);
     let mut there = BTreeSet::new();
-    for path in places {
+    for path in paths {
         if let Some((at, node)) = now.lower.lookup(&path)?.filter(|(at, _)| *at == ino) {
             let attr = now.attr(&Found::Base(at, path.clone(), node));
             links = links.max(attr.map_or(0, |attr| attr.meta.nlink));
@@ -126,7 +138,8 @@ pub(in crate::timeline) fn places(
             there.insert(path);
         }
     }
-    // What is in the tree may have no name there at all, and one in the base that the tree does not know.
-    let known = if now.tree.node(ino).is_some() { now.tree.links(ino).count() } else { 1 };
-    Ok((there, is_dir || links as usize <= known))
+    // A node of the tree may have no name in the tree, and one in the base that the tree does not
+    // mention.
+    let in_tree = if now.tree.node(ino).is_some() { now.tree.links(ino).count() } else { 1 };
+    Ok((there, is_dir || links as usize <= in_tree))
 }

@@ -11,8 +11,10 @@
 //!
 //! [`Timeline::restore`] replaces the whole tree, [`Timeline::restore_paths`] some paths of it.
 
-pub(in crate::timeline) mod base_paths;
-pub(in crate::timeline) mod partial;
+mod base_paths;
+mod copies;
+mod epochs;
+mod partial;
 
 use crate::error::{Attempt, Error, Result};
 use crate::fs::{State, Switched};

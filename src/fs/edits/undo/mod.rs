@@ -126,8 +126,7 @@ impl Fs {
         // From here on, the bytes of dropped edits may be overwritten. After a power cut the log
         // must not name those edits again. So records that a killed process appended are synced
         // first.
-        let is_safe =
-            history.log.settle_what_was_found().inspect_err(|error| log::warn!("{error}")).is_ok();
+        let is_safe = history.log.sync_found().inspect_err(|error| log::warn!("{error}")).is_ok();
         let contents: Vec<Arc<Content>> = history.contents().collect();
         let mut core = self.core();
         let layer = core.upper.layer();
@@ -191,7 +190,7 @@ impl Fs {
         };
         work.sync().inspect_err(|_| {
             if let Some(history) = &mut self.core().edits {
-                history.log.not_secured();
+                history.log.secure_failed();
             }
         })
     }

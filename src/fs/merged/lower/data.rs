@@ -23,7 +23,7 @@ impl Lower {
     /// The record that copies a node up, and where its bytes are.
     ///
     /// # Errors
-    /// What the host answers.
+    /// Those of the host.
     pub fn record(&self, path: &TreePath, node: &LowerNode) -> FsResult<(Node, Extents)> {
         match node {
             LowerNode::Pre(pre, _) => Ok(record_of_pre_image(path, pre)),
@@ -77,7 +77,7 @@ impl Lower {
     /// Where the bytes of `range` of a base file are now, as this epoch shows the file.
     ///
     /// # Errors
-    /// [`FsError::Drift`] if the file no longer matches `origin`; what the host answers.
+    /// [`FsError::Drift`] if the file no longer matches `origin`; those of the host.
     pub fn locate(&self, origin: &Origin, range: ByteRange) -> FsResult<Vec<HostExtent>> {
         self.locate_in(origin, range, self.epoch)
     }
@@ -153,7 +153,7 @@ impl Lower {
     /// have the fingerprint that it had at copy-up.
     ///
     /// # Errors
-    /// [`FsError::Drift`]; what the host answers.
+    /// [`FsError::Drift`]; those of the host.
     fn open_origin(&self, origin: &Origin) -> FsResult<Arc<File>> {
         if let Some(file) = self.cached(&origin.path, &origin.print)? {
             return Ok(file);
@@ -184,7 +184,7 @@ impl Lower {
     /// must match `seen`, because the path may have another file by now, or the file other content.
     ///
     /// # Errors
-    /// EACCES for a hidden file; what the host answers.
+    /// EACCES for a hidden file; those of the host.
     pub fn open(&self, path: &TreePath, seen: &BaseStat) -> FsResult<Arc<File>> {
         self.check_not_hidden(path)?;
         match self.cached(path, &seen.fingerprint())? {
@@ -208,8 +208,9 @@ impl Lower {
     }
 }
 
-/// The record of a pre-image, and where its bytes are. If the apply left the bytes in the base, they
-/// are found again through the path, and the origin has the fingerprint of the file as it is there.
+/// The record of a pre-image, and where its bytes are. If the apply left the bytes in the base,
+/// they are found again through the path, and the origin has the fingerprint of the file as it is
+/// there.
 fn record_of_pre_image(path: &TreePath, pre: &PreNode) -> (Node, Extents) {
     let mut record = pre.node.clone();
     let mut extents = pre.extents.clone();

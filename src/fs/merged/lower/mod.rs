@@ -34,7 +34,8 @@ std::thread_local! {
 /// The most base files that stay open for the next read.
 const OPEN_FILES: usize = 128;
 
-/// The names of a directory, with the inode number of each and, where the host reports it, the type.
+/// The names of a directory, with the inode number of each and, where the host reports it, the
+/// type.
 pub type Names = BTreeMap<Name, (Ino, Option<FileKind>)>;
 
 /// A node below the tree.
@@ -176,7 +177,7 @@ impl Lower {
     }
 }
 
-/// What the applies changed since this epoch.
+/// The changes that applies made since this epoch.
 impl Lower {
     /// All applies so far.
     pub fn history(&self) -> &PreHistory {
@@ -215,8 +216,8 @@ impl Lower {
         self.history.iter().any(|images| images.rounded.get(&wanted) == Some(&kept))
     }
 
-    /// Whether the last apply touched `path` and was interrupted, so that the base may have anything
-    /// there.
+    /// Whether the last apply touched `path` and was interrupted, so that the base may have
+    /// anything there.
     pub fn is_half_applied(&self, path: &TreePath) -> bool {
         self.history.last().is_some_and(|images| {
             images.nodes.contains_key(path) && !images.left.contains_key(path)
@@ -239,7 +240,7 @@ impl Lower {
     /// The node at `path` with its inode number; `None` if there is none.
     ///
     /// # Errors
-    /// What the host answers.
+    /// Those of the host.
     pub fn lookup(&self, path: &TreePath) -> FsResult<Option<(Ino, LowerNode)>> {
         self.lookup_by(path, || self.base.stat(path))
     }
@@ -294,7 +295,7 @@ impl Lower {
     /// Assigns a base node a new inode number, because another node of the tree has its number.
     ///
     /// # Errors
-    /// What the store answers.
+    /// Those of the store.
     pub fn renumber(&self, stat: &BaseStat) -> FsResult<Ino> {
         Ok(self.store.identities().lock().renumber(stat.dev, stat.ino)?)
     }
@@ -302,7 +303,7 @@ impl Lower {
     /// The names of a directory.
     ///
     /// # Errors
-    /// What the host answers.
+    /// Those of the host.
     pub fn list(&self, path: &TreePath) -> FsResult<Names> {
         self.list_by(path, || self.base.list(path))
     }
@@ -379,7 +380,7 @@ impl Lower {
     /// nothing is wanted.
     ///
     /// # Errors
-    /// What the host answers.
+    /// Those of the host.
     pub fn names_of(&self, wanted: &HashSet<Ino>) -> FsResult<BTreeMap<TreePath, Ino>> {
         let mut paths = BTreeMap::new();
         let mut dirs = if wanted.is_empty() { Vec::new() } else { vec![TreePath::root()] };
@@ -399,7 +400,7 @@ impl Lower {
     /// The text of a symlink.
     ///
     /// # Errors
-    /// EINVAL for another node, and what the host answers.
+    /// EINVAL for another node, and those of the host.
     pub fn readlink(&self, path: &TreePath, node: &LowerNode) -> FsResult<Vec<u8>> {
         match node {
             LowerNode::Base(stat) => self.base.readlink_with_stat(path, stat),
@@ -413,7 +414,7 @@ impl Lower {
     /// The extended attributes of a node.
     ///
     /// # Errors
-    /// What the host answers.
+    /// Those of the host.
     pub fn xattrs(&self, path: &TreePath, node: &LowerNode) -> FsResult<Xattrs> {
         match node {
             LowerNode::Base(stat) => {

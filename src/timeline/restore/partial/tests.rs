@@ -1,6 +1,8 @@
-//! What is done while the tree is locked, which elsewhere nobody can look at.
+//! Tests what happens under the tree lock, which no test through a mount can observe.
 
 use std::os::unix::ffi::OsStrExt;
+
+use std::sync::Arc;
 
 use super::*;
 use crate::base::Base;
@@ -9,7 +11,7 @@ use crate::fs::merged::lower::Lower;
 use crate::jail::{Jail, Policy};
 use crate::store::{Store, StoreOptions};
 use crate::tree::Tree;
-use crate::types::NodeId;
+use crate::types::{Epoch, Name, NodeId};
 
 fn open(dir: &std::path::Path) -> Fs {
     let (base, store) = (dir.join("base"), dir.join("store"));
@@ -34,7 +36,7 @@ fn open(dir: &std::path::Path) -> Fs {
 }
 
 #[test]
-fn the_base_is_not_searched_for_names_of_a_file_while_the_tree_is_locked() {
+fn the_base_is_not_scanned_for_names_while_the_tree_is_locked() {
     let dir = tempfile::tempdir().unwrap();
     let fs = open(dir.path());
     let write = |file: &[u8]| {
@@ -45,20 +47,20 @@ fn the_base_is_not_searched_for_names_of_a_file_while_the_tree_is_locked() {
     let paths = [TreePath::parse(b"a").unwrap()];
     let copies = Copies::default();
     let then = fs.state();
-    let mixed = |now: &State, sought: &BasePaths| {
-        mix(now, &then, &paths, (&copies, sought), &mut || {
+    let merged = |now: &State, known: &BasePaths| {
+        merge(now, &then, &paths, (&copies, known), &mut || {
             Ok(fs.store().identities().lock().fresh()?)
         })
     };
-    // Nothing was known yet of the file that has another name.
+    // No scan has looked for the file that has another name.
     let before = BasePaths::of(&then, &then, &paths).unwrap();
     let now = write(b"a");
-    assert_eq!(mixed(&now, &before).err(), Some(FsError::Stale));
-    let sought = BasePaths::of(&now, &then, &paths).unwrap();
-    assert!(mixed(&now, &sought).is_ok_and(|(edits, _)| !edits.is_empty()));
-    // Another one that is written meanwhile must be looked for, too.
+    assert_eq!(merged(&now, &before).err(), Some(FsError::Stale));
+    let found = BasePaths::of(&now, &then, &paths).unwrap();
+    assert!(merged(&now, &found).is_ok_and(|(edits, _)| !edits.is_empty()));
+    // Another such file, which is written meanwhile, needs a scan as well.
     let now = write(b"b");
-    assert_eq!(mixed(&now, &sought).err(), Some(FsError::Stale));
-    let sought = BasePaths::of(&now, &then, &paths).unwrap();
-    assert!(mixed(&now, &sought).is_ok());
+    assert_eq!(merged(&now, &found).err(), Some(FsError::Stale));
+    let found = BasePaths::of(&now, &then, &paths).unwrap();
+    assert!(merged(&now, &found).is_ok());
 }

@@ -1,0 +1,163 @@
+//! The layers of an open store: the catalog, and how layers are created, reopened and sealed.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use crate::error::{Attempt, Result};
+use crate::store::Store;
+use crate::store::content::Content;
+use crate::store::content::cells::Cells;
+use crate::store::content::checksums::Checksums;
+use crate::store::io::disk;
+use crate::store::io::lru_cache::LruCache;
+use crate::store::layer::info::Sidecars;
+use crate::store::layer::journal;
+use crate::store::layer::{JOURNAL, LayerContents, LayerInfo, POOL, Upper};
+use crate::store::record::{Header, LayerKind, Seal};
+use crate::sys::clock;
+use crate::types::{Epoch, LayerId};
+
+/// Layers whose pools are kept open.
+const OPEN_POOLS: usize = 128;
+
+/// The layers of an open store.
+pub(in crate::store) struct State {
+    pub catalog: BTreeMap<LayerId, LayerInfo>,
+    pub contents: LruCache<LayerId, Content>,
+    /// Layers whose pools remaps point to. `None` before the first use.
+    pub remap_targets: Option<BTreeSet<LayerId>>,
+    /// Layers of which it is unknown whether the old or the new remap is on disk.
+    pub uncertain_remaps: BTreeSet<LayerId>,
+    /// Sources of gathered layers. Readers with earlier remaps may still open their pools.
+    pub retiring: BTreeMap<LayerId, RetiringPool>,
+    /// The number of the next new layer.
+    pub next_layer: u32,
+}
+
+/// How a pool is stored whose content was gathered. No file says it any more, but readers with an
+/// earlier remap still need it.
+pub(in crate::store) struct RetiringPool {
+    pub checksums: Arc<Checksums>,
+    pub cells: Option<Arc<Cells>>,
+}
+
+impl State {
+    /// The state of a store that was just opened.
+    pub fn new(catalog: BTreeMap<LayerId, LayerInfo>, next_layer: u32) -> State {
+        State {
+            catalog,
+            contents: LruCache::new(OPEN_POOLS),
+            remap_targets: None,
+            uncertain_remaps: BTreeSet::new(),
+            retiring: BTreeMap::new(),
+            next_layer,
+        }
+    }
+}
+
+impl Store {
+    /// The catalog entry of a layer.
+    pub fn layer(&self, id: LayerId) -> Option<LayerInfo> {
+        self.state.lock().catalog.get(&id).cloned()
+    }
+
+    /// All layers, oldest first.
+    pub fn catalog(&self) -> Vec<LayerInfo> {
+        self.state.lock().catalog.values().cloned().collect()
+    }
+
+    /// The newest layer that continues `top` for this head. There is one if a process ended after
+    /// it created the layer and before it published the head.
+    pub fn continued(&self, head: &str, top: LayerId) -> Option<LayerId> {
+        let state = self.state.lock();
+        let mut above = state.catalog.values().filter(|l| {
+            l.header.parent == Some(top)
+                && l.header.head == head
+                && l.header.kind == LayerKind::Continues
+        });
+        above.next_back().map(|l| l.header.layer)
+    }
+
+    /// Reads the journal of a layer.
+    ///
+    /// # Errors
+    /// Damage, with file and offset.
+    pub fn read_layer(&self, id: LayerId) -> Result<LayerContents> {
+        journal::read(&self.layers, id, &self.trust)
+    }
+
+    /// Creates a layer.
+    ///
+    /// # Errors
+    /// As [`Upper::create`]; the number of the layer stays used.
+    pub fn create_layer(
+        &self,
+        parent: Option<LayerId>,
+        head: &str,
+        epoch: Epoch,
+        kind: LayerKind,
+    ) -> Result<Upper> {
+        let layer = {
+            let mut state = self.state.lock();
+            let id = state.next_layer;
+            state.next_layer += 1;
+            LayerId(id)
+        };
+        let header =
+            Header { layer, parent, head: head.to_owned(), epoch, kind, time: clock::now() };
+        let upper =
+            Upper::create(&self.layers.dir, header.clone(), &self.failed_syncs, self.durable)
+                .map_err(|e| e.during(format!("create layer {layer}")))?;
+        let info = LayerInfo::new(header, None, false, upper.journal_len(), Sidecars::default());
+        let content = Arc::new(Content::of_upper(Arc::clone(upper.pool.file())));
+        let mut state = self.state.lock();
+        state.catalog.insert(layer, info);
+        state.contents.insert(layer, content);
+        Ok(upper)
+    }
+
+    /// Opens a layer for appending after its journal was read.
+    ///
+    /// # Errors
+    /// As [`Upper::reopen`].
+    pub fn reopen_layer(&self, contents: &LayerContents) -> Result<Upper> {
+        let upper = Upper::reopen(&self.layers.dir, contents, &self.failed_syncs, self.durable)?;
+        self.trust.failed.lock().remove(&upper.layer());
+        let content = Content::of_upper(Arc::clone(upper.pool.file()));
+        self.state.lock().contents.insert(upper.layer(), Arc::new(content));
+        Ok(upper)
+    }
+
+    /// Syncs the pool and the journal of a layer.
+    ///
+    /// # Errors
+    /// As fdatasync(2).
+    pub fn sync_layer(&self, layer: LayerId) -> Result<()> {
+        // A layer was synced before it went into a pack.
+        if !self.durable || self.layers.packs.has(layer) {
+            return Ok(());
+        }
+        let dir = self.layers.dir_of(layer)?;
+        for name in [POOL, JOURNAL] {
+            disk::sync(&dir.file(name, false)?).attempt(|| format!("sync {}", dir.show(name)))?;
+        }
+        Ok(())
+    }
+
+    /// Seals a layer. This is the only way in which a layer that was written is sealed.
+    ///
+    /// # Errors
+    /// As pwrite(2) and fdatasync(2). The layer is then not sealed, and the caller can try again.
+    pub fn seal_layer(&self, upper: &mut Upper, seal: Seal) -> Result<()> {
+        let layer = upper.layer();
+        let bytes = upper.seal(seal.clone(), &|| self.release_reserve());
+        self.keep_reserve();
+        let bytes = bytes?;
+        if let Some(info) = self.state.lock().catalog.get_mut(&layer) {
+            info.seal = Some(seal);
+            info.bytes = bytes;
+        }
+        self.note_sealed(vec![layer]);
+        Ok(())
+    }
+}

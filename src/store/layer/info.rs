@@ -1,0 +1,54 @@
+//! The catalog entry of a layer.
+
+use crate::store::record::{Header, Seal};
+
+/// The catalog entry of a layer: what its files say, kept in memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LayerInfo {
+    /// The first record of its journal.
+    pub header: Header,
+    /// The last record of its journal, if the layer is sealed.
+    pub seal: Option<Seal>,
+    /// Whether its journal holds only the shortest list of edits.
+    pub compact: bool,
+    /// Whether the content in its pool has checksums.
+    pub summed: bool,
+    /// Whether content of its pool is stored elsewhere, as its remap says.
+    pub mapped: bool,
+    /// Bytes of its journal.
+    pub bytes: u64,
+    /// Bytes of its index, if it has one.
+    pub index: Option<u64>,
+    /// Whether its journal, checksums and remap are in a pack.
+    pub packed: bool,
+    /// The end of its addresses, if all of its content is stored elsewhere and it has no pool.
+    pub hole: Option<u64>,
+}
+
+/// The files that a layer has besides its journal.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(in crate::store) struct Sidecars {
+    /// Whether the content in its pool has checksums, or it has no content.
+    pub summed: bool,
+    /// Whether it has a remap.
+    pub mapped: bool,
+    /// Bytes of its index, if it has one.
+    pub index: Option<u64>,
+    /// Whether its journal, checksums and remap are in a pack.
+    pub packed: bool,
+    /// The end of its addresses, if it has no pool.
+    pub hole: Option<u64>,
+}
+
+impl LayerInfo {
+    pub(in crate::store) fn new(
+        header: Header,
+        seal: Option<Seal>,
+        compact: bool,
+        bytes: u64,
+        sidecars: Sidecars,
+    ) -> LayerInfo {
+        let Sidecars { summed, mapped, index, packed, hole } = sidecars;
+        LayerInfo { header, seal, compact, summed, mapped, bytes, index, packed, hole }
+    }
+}

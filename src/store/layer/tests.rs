@@ -1,0 +1,249 @@
+//! Tests of layers on disk: writing, syncing, sealing, and reading after a crash.
+
+use std::collections::BTreeMap;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use nix::errno::Errno;
+use parking_lot::Mutex;
+
+use crate::error::{Kind, Result};
+use crate::store::io::dir::StoreDir;
+use crate::store::io::log;
+use crate::store::io::writer::{FailedSyncs, Writer};
+use crate::store::layer::files::Layers;
+use crate::store::layer::journal::{LayerContents, Trust, read};
+use crate::store::layer::upper::Upper;
+use crate::store::layer::{JOURNAL, LayerInfo};
+use crate::store::record::{Header, LayerKind, Record, Seal};
+use crate::sys::{clock, failpoint};
+use crate::tree::{Edit, Source};
+use crate::types::{ByteRange, Epoch, Ino, LayerId, Timestamp};
+
+/// Writers under two boots.
+const ONE: Writer = Writer::new([1; 16], 1);
+const TWO: Writer = Writer::new([2; 16], 1);
+
+fn trust(writer: Writer, torn_from: LayerId) -> Trust {
+    Trust { writer, failed: Mutex::default(), torn_from }
+}
+
+fn notes(layers: &Layers) -> FailedSyncs {
+    FailedSyncs::of(&layers.dir, ONE).unwrap()
+}
+
+fn map() -> Record {
+    let to = Some(Source::Pool { layer: LayerId(1), offset: 0 });
+    Record::Edits(vec![Edit::Map { ino: Ino(9), range: ByteRange::at(0, 1), to }])
+}
+
+fn resize() -> Record {
+    Record::Edits(vec![Edit::Resize { ino: Ino(9), size: 0 }])
+}
+
+fn xattr(value: Vec<u8>) -> Record {
+    let name = b"user.a".to_vec();
+    Record::Edits(vec![Edit::Xattr { ino: Ino(9), name, value: Some(value) }])
+}
+
+fn seal(message: String) -> Seal {
+    Seal { name: None, message, time: clock::now(), automatic: false }
+}
+
+fn layers(store: &Path) -> Layers {
+    let store = StoreDir::open(store).unwrap();
+    store.make_dir("layers").unwrap();
+    Layers::open(&store, &mut |_| ()).unwrap()
+}
+
+/// A layer that is written under the first boot.
+fn begin(layers: &Layers) -> Upper {
+    begin_layer(layers, LayerId(1))
+}
+
+fn begin_layer(layers: &Layers, layer: LayerId) -> Upper {
+    let header = Header {
+        layer,
+        parent: None,
+        head: "main".into(),
+        epoch: Epoch(0),
+        kind: LayerKind::Continues,
+        time: Timestamp::default(),
+    };
+    Upper::create(&layers.dir, header, &notes(layers), true).unwrap()
+}
+
+fn records(contents: &LayerContents) -> Vec<Record> {
+    contents.records().collect::<Result<_>>().unwrap()
+}
+
+/// Overwrites 8 bytes of the journal of layer 1 with zeros, as a lost page would.
+fn tear_journal(layers: &Layers, at: u64) {
+    let journal = layers.dir_of(LayerId(1)).unwrap().file(JOURNAL, false).unwrap();
+    journal.write_all_at(&[0; 8], at).unwrap();
+}
+
+/// A restore that a power cut interrupts leaves a layer below the head that was never sealed.
+#[test]
+fn below_the_head_a_power_cut_can_tear_only_a_layer_that_was_never_sealed() {
+    for is_sealed in [false, true] {
+        let dir = tempfile::tempdir().unwrap();
+        let layers = layers(dir.path());
+        let mut upper = begin(&layers);
+        upper.record(&resize()).unwrap();
+        let torn_at = upper.journal_len();
+        upper.record(&resize()).unwrap();
+        upper.record(&resize()).unwrap();
+        if is_sealed {
+            upper.seal(seal(String::new()), &|| false).unwrap();
+        }
+        tear_journal(&layers, torn_at);
+        let found = read(&layers, LayerId(1), &trust(TWO, LayerId(2)));
+        match is_sealed {
+            true => assert_eq!(found.err().map(|e| e.kind), Some(Kind::Damage)),
+            false => {
+                assert_eq!(records(&found.unwrap()), [Record::Opened { writer: ONE }, resize()])
+            }
+        }
+    }
+}
+
+#[test]
+fn a_sync_of_one_layer_proves_nothing_about_another() {
+    let dir = tempfile::tempdir().unwrap();
+    let layers = layers(dir.path());
+    let (mut before, mut after) = (begin(&layers), begin_layer(&layers, LayerId(2)));
+    for _ in 0..5 {
+        before.record(&map()).unwrap();
+    }
+    let work = before.begin_sync().unwrap();
+    after.record(&map()).unwrap();
+    assert!(after.pool_synced(&work).is_err());
+    after.journal_synced(&work);
+    assert!(after.begin_sync().is_some(), "it has a record that is not synced");
+}
+
+#[test]
+fn a_journal_records_that_its_sync_failed() {
+    let dir = tempfile::tempdir().unwrap();
+    let layers = layers(dir.path());
+    let mut upper = begin(&layers);
+    upper.record(&resize()).unwrap();
+    // The first sync is of the pool, the second of the journal.
+    let synced = failpoint::with("fail:store.sync:2:EIO", || upper.sync());
+    assert!(synced.is_err() && upper.is_failed() && upper.check().is_err());
+    let found = read(&layers, LayerId(1), &trust(ONE, LayerId(0))).unwrap();
+    let valid = records(&found);
+    assert_eq!(valid, [Record::Opened { writer: ONE }], "unsynced records are invalid");
+}
+
+#[test]
+fn a_note_outside_the_store_replaces_a_failed_sync_that_the_journal_cannot_record() {
+    let dir = tempfile::tempdir().unwrap();
+    let layers = layers(dir.path());
+    let mut upper = begin(&layers);
+    upper.record(&resize()).unwrap();
+    upper.sync().unwrap();
+    upper.record(&resize()).unwrap();
+    // The disk takes the mark of the sync, and nothing more.
+    let failing = "fail:store.sync:1+:EIO,fail:store.write:1+:EIO";
+    assert!(failpoint::with(failing, || upper.sync()).is_err());
+    let count_with = |failed| {
+        let trust = Trust { failed: Mutex::new(failed), ..trust(ONE, LayerId(0)) };
+        records(&read(&layers, LayerId(1), &trust).unwrap()).len()
+    };
+    assert_eq!(count_with(BTreeMap::new()), 4, "the journal alone looks whole");
+    assert_eq!(
+        count_with(notes(&layers).read()),
+        3,
+        "opened, the first change, the mark behind it"
+    );
+    notes(&layers).forget_all();
+}
+
+/// A program writes a frame with the record `SyncFailed` into an attribute, and a power cut tears
+/// the record that holds it.
+#[test]
+fn bytes_that_a_program_wrote_never_read_as_records() {
+    let dir = tempfile::tempdir().unwrap();
+    let layers = layers(dir.path());
+    let mut upper = begin(&layers);
+    let forged = log::frame(&Record::SyncFailed(1), 3).unwrap();
+    let refused =
+        upper.record(&xattr([b"before".to_vec(), forged.clone(), b"behind".to_vec()].concat()));
+    assert_eq!(refused.err().and_then(|error| error.errno), Some(Errno::EINVAL as i32));
+    upper.record(&xattr(forged.split_last().unwrap().1.to_vec())).unwrap();
+    upper.record(&xattr(vec![0; 1000])).unwrap();
+    // A reader ignores a frame with a number that the journal cannot have reached.
+    upper.record(&xattr(log::frame(&Record::SyncFailed(1), 1 << 40).unwrap())).unwrap();
+    let torn_at = upper.journal_len();
+    upper.record(&xattr(log::frame(&Record::SyncFailed(1), 1 << 40).unwrap())).unwrap();
+    tear_journal(&layers, torn_at);
+    let found = read(&layers, LayerId(1), &trust(TWO, LayerId(0))).unwrap();
+    assert!(found.unsynced.is_empty());
+}
+
+/// The user chooses the name and the message of a checkpoint. A power cut tears the seal, which is
+/// the last record.
+#[test]
+fn a_checkpoint_message_never_reads_as_a_record() {
+    let dir = tempfile::tempdir().unwrap();
+    let layers = layers(dir.path());
+    let mut upper = begin(&layers);
+    upper.record(&resize()).unwrap();
+    // A message is UTF-8, so the checksum of the forged frame has to be UTF-8 as well.
+    let forged = (1..1000).find_map(|n| {
+        let frame = log::frame(&Record::SyncFailed(1), n).unwrap();
+        String::from_utf8([b"before".to_vec(), frame, b"behind".to_vec()].concat()).ok()
+    });
+    let refused = upper.seal(seal(forged.unwrap()), &|| false);
+    assert_eq!(refused.err().and_then(|error| error.errno), Some(Errno::EINVAL as i32));
+    upper.seal(seal("another message".to_owned()), &|| false).unwrap();
+    let info: LayerInfo = read(&layers, LayerId(1), &trust(TWO, LayerId(0))).unwrap().info;
+    assert!(info.seal.is_some());
+}
+
+#[test]
+fn records_of_an_earlier_process_are_synced_before_the_next_process_writes() {
+    let dir = tempfile::tempdir().unwrap();
+    let layers = layers(dir.path());
+    let mut upper = begin(&layers);
+    upper.record(&resize()).unwrap();
+    let length = upper.journal_len();
+    drop(upper);
+    let trust = trust(ONE, LayerId(1));
+    let contents = || read(&layers, LayerId(1), &trust).unwrap();
+    let reopen = || Upper::reopen(&layers.dir, &contents(), &notes(&layers), true);
+    assert!(failpoint::with("fail:store.sync:1:ENOSPC", reopen).is_err());
+    let size = layers.dir_of(LayerId(1)).unwrap().size(JOURNAL).unwrap();
+    assert_eq!(size, Some(length), "nothing is lost, and nothing was written");
+    // After EIO the kernel reports success to the next sync, although it dropped the pages.
+    assert!(failpoint::with("fail:store.sync:1:EIO", reopen).is_err());
+    let opened = || Record::Opened { writer: ONE };
+    assert_eq!(records(&contents()), [opened()], "unsynced records are invalid");
+    drop(reopen().unwrap());
+    assert_eq!(records(&contents()), [opened(), opened()]);
+}
+
+#[test]
+fn a_synced_record_is_valid_even_if_others_were_appended_during_the_sync() {
+    let dir = tempfile::tempdir().unwrap();
+    let layers = layers(dir.path());
+    let mut upper = begin(&layers);
+    upper.record(&map()).unwrap();
+    let work = upper.begin_sync().unwrap();
+    upper.record(&map()).unwrap();
+    upper.pool_synced(&work).unwrap();
+    upper.journal_synced(&work);
+    let after_cut = records(&read(&layers, LayerId(1), &trust(TWO, LayerId(0))).unwrap());
+    assert_eq!(
+        after_cut,
+        [Record::Opened { writer: ONE }, map()],
+        "the synced record, and not the next"
+    );
+    upper.record(&map()).unwrap();
+    let rest = upper.begin_sync().unwrap();
+    upper.pool_synced(&rest).unwrap();
+    upper.journal_synced(&rest);
+    assert!(upper.begin_sync().is_none(), "a sync right after a sync has nothing to do");
+}

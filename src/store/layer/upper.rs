@@ -1,0 +1,366 @@
+//! The layer that a head writes to.
+//!
+//! Always true:
+//! * A mark (`Synced`, `SyncedTo`, `Seal`) is appended only after the pool bytes of the records
+//!   that it covers are synced.
+//! * Before a second mark is appended, the first one is synced. So at most one mark can stand
+//!   behind a record that a power cut tore, which is how [`journal`](super::journal) tells a torn
+//!   journal from a damaged one.
+//! * After a failed sync nothing more is appended. The kernel may have dropped the pages that it
+//!   could not write, and a later sync would succeed without them. The next start shows what was
+//!   synced before.
+
+use std::fs::File;
+use std::sync::Arc;
+
+use crate::error::{Attempt, Error, Kind, Result};
+use crate::store::content::pool::PoolWriter;
+use crate::store::io::dir::StoreDir;
+use crate::store::io::fsync_probe::{FsyncProbe, Unsynced};
+use crate::store::io::log::Log;
+use crate::store::io::writer::FailedSyncs;
+use crate::store::layer::journal::LayerContents;
+use crate::store::layer::{JOURNAL, NEW_JOURNAL, POOL, dir_name};
+use crate::store::record::{Header, Record, Seal};
+use crate::types::LayerId;
+
+/// A layer that is being written.
+pub struct Upper {
+    pub(super) layer: LayerId,
+    pub(super) journal: Log<Record>,
+    /// Appends content to the pool.
+    pub pool: PoolWriter,
+    durable: bool,
+    /// Tells what a failed sync of the pool lost.
+    pool_probe: Arc<FsyncProbe>,
+    /// Number of records that are known to be synced.
+    pub(super) synced: u64,
+    /// Whether the last mark may not be synced.
+    pub(super) in_doubt: bool,
+    /// Whether the layer holds any operation.
+    changed: bool,
+    /// Whether a sync failed.
+    failed: bool,
+    /// Where a failed sync is noted outside the store.
+    notes: FailedSyncs,
+}
+
+/// A sync of an upper layer, to be done without the lock of that layer.
+pub struct SyncWork {
+    /// The layer. A sync of one layer proves nothing about another.
+    layer: LayerId,
+    pool: Arc<File>,
+    journal: Arc<File>,
+    pool_probe: Arc<FsyncProbe>,
+    journal_probe: Arc<FsyncProbe>,
+    /// The number of records that the sync covers.
+    upto: u64,
+    /// Whether the journal must be synced first, because its last mark may not be.
+    pub in_doubt: bool,
+}
+
+impl SyncWork {
+    /// Syncs the pool bytes that the records refer to.
+    ///
+    /// # Errors
+    /// As fdatasync(2).
+    pub fn sync_pool(&self) -> std::result::Result<(), Unsynced> {
+        self.pool_probe.sync(&self.pool)
+    }
+
+    /// Syncs the records.
+    ///
+    /// # Errors
+    /// As fdatasync(2).
+    pub fn sync_journal(&self) -> std::result::Result<(), Unsynced> {
+        self.journal_probe.sync(&self.journal)
+    }
+}
+
+impl Upper {
+    /// Creates the directory, journal and pool of a new layer.
+    ///
+    /// # Errors
+    /// As mkdir(2), open(2), pwrite(2), fdatasync(2) and fsync(2).
+    pub(in crate::store) fn create(
+        layers: &StoreDir,
+        header: Header,
+        notes: &FailedSyncs,
+        durable: bool,
+    ) -> Result<Upper> {
+        let layer = header.layer;
+        let dir = layers.make_dir(&dir_name(layer))?;
+        let pool = dir.file(POOL, true)?;
+        let journal = Arc::new(dir.file(JOURNAL, true)?);
+        let mut journal = Log::append_to(journal, dir.show(JOURNAL), 0, 0)?;
+        journal.append(&Record::Header(header))?;
+        journal.append(&Record::Opened { writer: notes.writer() })?;
+        if durable {
+            journal.sync()?;
+            dir.sync()?;
+            layers.sync()?;
+        }
+        let synced = journal.count();
+        Upper::new(layer, &dir, journal, pool, synced, notes, durable)
+    }
+
+    /// Opens a layer for appending after its journal was read.
+    ///
+    /// # Errors
+    /// As open(2), pwrite(2) and fdatasync(2).
+    pub(in crate::store) fn reopen(
+        layers: &StoreDir,
+        contents: &LayerContents,
+        notes: &FailedSyncs,
+        durable: bool,
+    ) -> Result<Upper> {
+        let layer = contents.info.header.layer;
+        let dir = layers.dir(&dir_name(layer))?;
+        if dir.size(NEW_JOURNAL)?.is_some() {
+            // A process ended while it rewrote the journal.
+            dir.remove(NEW_JOURNAL)?;
+        }
+        let journal = Arc::new(dir.file(JOURNAL, false)?);
+        let (synced, count) = (contents.synced as u64, contents.frames.count() as u64);
+        let mut journal = Log::append_to(journal, dir.show(JOURNAL), contents.frames.end(), count)?;
+        // Sync what the last process appended, before `Opened` stands behind it: a power cut must
+        // not lose one of those records and keep a later one.
+        if durable && synced < count {
+            let done = journal.probe().sync(&journal.file());
+            if let Err(Unsynced::Lost(_)) = &done {
+                // The next start would read the lost records from the page cache, if nothing said
+                // that they are lost.
+                journal.end_with(&Record::SyncFailed(synced));
+                notes.note(layer, synced);
+            }
+            done.map_err(Unsynced::into_error)
+                .attempt(|| format!("sync what layer {layer} has"))?;
+        }
+        journal.append(&Record::Opened { writer: notes.writer() })?;
+        let pool = dir.file(POOL, true)?;
+        let mut upper = Upper::new(layer, &dir, journal, pool, synced, notes, durable)?;
+        upper.changed = contents.is_changed;
+        notes.forget(layer);
+        Ok(upper)
+    }
+
+    fn new(
+        layer: LayerId,
+        dir: &StoreDir,
+        journal: Log<Record>,
+        pool: File,
+        synced: u64,
+        notes: &FailedSyncs,
+        durable: bool,
+    ) -> Result<Upper> {
+        let pool = Arc::new(pool);
+        let pool_probe = Arc::new(FsyncProbe::of(&pool));
+        let pool = PoolWriter::new(layer, pool).attempt(|| format!("stat {}", dir.show(POOL)))?;
+        Ok(Upper {
+            layer,
+            journal,
+            pool,
+            durable,
+            pool_probe,
+            synced,
+            in_doubt: false,
+            changed: false,
+            failed: false,
+            notes: notes.clone(),
+        })
+    }
+
+    /// The id of the layer.
+    pub fn layer(&self) -> LayerId {
+        self.layer
+    }
+
+    /// Appends one record.
+    ///
+    /// # Errors
+    /// As pwrite(2), and EINVAL for a record that holds a whole frame
+    /// ([`Log::append_untrusted`]). The journal then ends where it ended before.
+    pub fn record(&mut self, record: &Record) -> Result<()> {
+        self.journal.append_untrusted(record)?;
+        self.changed |= matches!(record, Record::Edits(_));
+        Ok(())
+    }
+
+    /// Whether the layer holds any operation.
+    pub fn is_changed(&self) -> bool {
+        self.changed
+    }
+
+    /// Bytes of the journal.
+    pub fn journal_len(&self) -> u64 {
+        self.journal.len()
+    }
+
+    /// Fails if nothing can be recorded any more.
+    ///
+    /// # Errors
+    /// EIO, with the reason.
+    pub fn check(&self) -> Result<()> {
+        self.journal.check()
+    }
+
+    /// Whether a sync failed, or the layer was stopped.
+    pub fn is_failed(&self) -> bool {
+        self.failed
+    }
+
+    /// Stops the layer after a failed sync: nothing can be recorded any more, and the next start
+    /// shows what was synced before.
+    pub fn sync_failed(&mut self) {
+        self.journal.end_with(&Record::SyncFailed(self.synced));
+        self.notes.note(self.layer, self.synced);
+        self.failed = true;
+    }
+
+    /// Stops the layer because a sync failed elsewhere. The next start shows all of it.
+    pub fn stop(&mut self) {
+        self.journal.mark_sync_failed();
+        self.failed = true;
+    }
+}
+
+/// A sync in steps, which the caller does without the lock of the layer: [`Upper::begin_sync`],
+/// [`SyncWork::sync_pool`], [`Upper::pool_synced`], [`SyncWork::sync_journal`],
+/// [`Upper::journal_synced`].
+impl Upper {
+    /// The sync that makes all current records survive a power cut; `None` if they do already.
+    pub fn begin_sync(&self) -> Option<SyncWork> {
+        (self.durable && self.synced < self.journal.count()).then(|| self.sync_work())
+    }
+
+    fn sync_work(&self) -> SyncWork {
+        SyncWork {
+            layer: self.layer,
+            pool: Arc::clone(self.pool.file()),
+            journal: self.journal.file(),
+            pool_probe: Arc::clone(&self.pool_probe),
+            journal_probe: self.journal.probe(),
+            upto: self.journal.count(),
+            in_doubt: self.in_doubt,
+        }
+    }
+
+    /// Notes that the last mark is synced.
+    pub fn mark_synced(&mut self, work: &SyncWork) {
+        self.in_doubt &= work.layer != self.layer;
+    }
+
+    /// Appends the mark for a synced pool; the caller syncs the journal next.
+    ///
+    /// Records that were appended during the sync may refer to pool bytes that are not synced. So
+    /// the mark says how many records it covers.
+    ///
+    /// # Errors
+    /// As pwrite(2); and if `work` is a sync of another layer.
+    pub fn pool_synced(&mut self, work: &SyncWork) -> Result<()> {
+        if work.layer != self.layer {
+            let attempt = format!("mark layer {} as synced", self.layer);
+            let why = format!("the sync was of layer {}", work.layer);
+            return Err(Error::new(Kind::Failed, attempt, why));
+        }
+        self.journal.append(&Record::SyncedTo(work.upto))?;
+        self.in_doubt = true;
+        Ok(())
+    }
+
+    /// Notes that the journal is synced.
+    pub fn journal_synced(&mut self, work: &SyncWork) {
+        if work.layer != self.layer {
+            return;
+        }
+        self.in_doubt = false;
+        let upto = work.upto;
+        // The mark needs no sync of its own, or every sync would ask for another.
+        let all = if self.journal.count() == upto + 1 { upto + 1 } else { upto };
+        self.synced = self.synced.max(all);
+    }
+}
+
+/// A sync in one call, for a layer that no other thread writes to.
+impl Upper {
+    /// Makes all current records survive a power cut, and appends the mark that says so.
+    ///
+    /// # Errors
+    /// As pwrite(2) and fdatasync(2).
+    pub fn sync(&mut self) -> Result<()> {
+        self.end_with_mark(&Record::Synced, &|| false)
+    }
+
+    /// Syncs the layer and ends it with its seal. `make_room` is called if the disk is too full for
+    /// a sync, and returns whether it freed space. Returns the bytes of the journal.
+    ///
+    /// # Errors
+    /// As pwrite(2) and fdatasync(2). The layer is then not sealed, and the caller can try again;
+    /// if it does not, a later start seals the layer.
+    pub(in crate::store) fn seal(
+        &mut self,
+        seal: Seal,
+        make_room: &dyn Fn() -> bool,
+    ) -> Result<u64> {
+        let layer = self.layer;
+        self.end_with_mark(&Record::Seal(seal), make_room)
+            .map_err(|error| error.during(format!("seal layer {layer}")))?;
+        Ok(self.journal.len())
+    }
+
+    /// Syncs the pool, appends a mark that covers all records, and syncs the journal.
+    fn end_with_mark(&mut self, mark: &Record, make_room: &dyn Fn() -> bool) -> Result<()> {
+        let layer = self.layer;
+        if self.durable {
+            self.sync_pool(make_room).attempt(|| format!("sync the pool of layer {layer}"))?;
+        }
+        // The name and the message in a seal come from the user.
+        self.journal.append_untrusted(mark)?;
+        if self.durable {
+            self.sync_journal(make_room)
+                .attempt(|| format!("sync the journal of layer {layer}"))?;
+            self.synced = self.journal.count();
+        }
+        Ok(())
+    }
+
+    /// Syncs the pool, and before it a mark that may not be synced.
+    fn sync_pool(&mut self, make_room: &dyn Fn() -> bool) -> std::io::Result<()> {
+        let work = self.sync_work();
+        let synced = retry_if_full(make_room, || {
+            if work.in_doubt {
+                work.sync_journal()?;
+            }
+            work.sync_pool()
+        });
+        match &synced {
+            Ok(()) => self.in_doubt = false,
+            Err(Unsynced::Full(_)) => {}
+            Err(Unsynced::Lost(_)) => self.sync_failed(),
+        }
+        synced.map_err(Unsynced::into_error)
+    }
+
+    /// Syncs the journal behind a mark.
+    fn sync_journal(&mut self, make_room: &dyn Fn() -> bool) -> std::io::Result<()> {
+        // Not by `Log::sync`: it would close the log, and `SyncFailed` could not be appended.
+        let work = self.sync_work();
+        let synced = retry_if_full(make_room, || work.sync_journal());
+        if synced.is_err() {
+            // Even if only space was missing: the mark is written, and nothing may stand behind it.
+            self.sync_failed();
+        }
+        synced.map_err(Unsynced::into_error)
+    }
+}
+
+/// Syncs, and once more if the disk was full and `make_room` freed space.
+fn retry_if_full(
+    make_room: &dyn Fn() -> bool,
+    sync: impl Fn() -> std::result::Result<(), Unsynced>,
+) -> std::result::Result<(), Unsynced> {
+    match sync() {
+        Err(Unsynced::Full(_)) if make_room() => sync(),
+        synced => synced,
+    }
+}

@@ -1,13 +1,18 @@
-//! A day of work in an hour: writers of several kinds in a mount, a checkpoint every second, restores in between, applies, and
-//! gc as somebody would have it who wants the last checkpoints. Prints what the daemon and its store are like over time: what
-//! grows although the tree does not, grows without bound.
+//! A day of work in an hour: writers of several kinds in a mount, a checkpoint every second,
+//! restores in between, applies, and a gc that keeps the last checkpoints. Each row shows what the
+//! daemon and its store take at that time. What grows although the tree does not, has no bound.
 //!
 //! ```sh
 //! cargo run --release --example long_life -- --minutes 60
 //! ```
 //!
-//! `--keep N` checkpoints are kept (60; 0 for all and no gc), `--seed N` chooses the load. The daemon is this program itself, in a process of its own. At each row
-//! the writers pause while the store is copied, and the copy is mounted, to see how long that takes.
+//! * `--keep N`: so many checkpoints are kept (60; 0 for all and no gc).
+//! * `--checkpoints no`: no checkpoint, restore, apply or gc, so one journal takes everything. At
+//!   the end its length is compared with what a checkpoint makes of it.
+//! * `--seed N` chooses the load, and `--rows N` how many rows there are.
+//!
+//! The daemon is this program itself, in a process of its own. At each row the writers pause while
+//! the store is copied. The copy is mounted, to see how long that takes.
 
 #![expect(
     clippy::print_stdout,
@@ -31,7 +36,8 @@ use jailfs::sandbox::{Reply, Request, Rev};
 use load::{Load, Rng};
 use measure::{Figures, Times};
 
-const USAGE: &str = "usage: long_life [--minutes N] [--keep N] [--seed N] [--rows N]";
+const USAGE: &str =
+    "usage: long_life [--minutes N] [--keep N] [--checkpoints yes|no] [--seed N] [--rows N]";
 /// A store in use is copied so many times, at most, until nothing changed meanwhile.
 const COPIES: u32 = 20;
 /// Between two checkpoints.
@@ -63,18 +69,22 @@ fn main() -> ExitCode {
 struct Options {
     minutes: f64,
     keep: u64,
+    checkpoints: bool,
     seed: u64,
     rows: u32,
 }
 
 impl Options {
     fn parse(mut words: impl Iterator<Item = String>) -> Option<Options> {
-        let mut options = Options { minutes: 60.0, keep: 60, seed: 1, rows: 20 };
+        let mut options = Options { minutes: 60.0, keep: 60, checkpoints: true, seed: 1, rows: 20 };
         while let Some(word) = words.next() {
             let value = words.next()?;
             match word.as_str() {
                 "--minutes" => options.minutes = value.parse().ok()?,
                 "--keep" => options.keep = value.parse().ok()?,
+                "--checkpoints" if value == "yes" || value == "no" => {
+                    options.checkpoints = value == "yes";
+                }
                 "--seed" => options.seed = value.parse().ok()?,
                 "--rows" => options.rows = value.parse().ok().filter(|rows| *rows > 0)?,
                 _ => return None,
@@ -209,15 +219,34 @@ fn drive(place: &Place, load: &Load, options: &Options) -> Result<()> {
             next_row += row;
         }
         if start.elapsed() >= all {
-            return Ok(());
+            return if options.checkpoints { Ok(()) } else { compare_journal(place, load) };
         }
         let second = Instant::now();
         count += 1;
-        turn(place, load, options, &mut times, (&mut rng, count))?;
+        if options.checkpoints {
+            turn(place, load, options, &mut times, (&mut rng, count))?;
+        }
         if let Some(rest) = SECOND.checked_sub(second.elapsed()) {
             std::thread::sleep(rest);
         }
     }
+}
+
+/// Compares the journal with the compacted form of the same layer, which a checkpoint makes.
+fn compare_journal(place: &Place, load: &Load) -> Result<()> {
+    load.paused(|| {
+        let long = measure::journals(&place.store)?;
+        let name = Request::Checkpoint { name: None, message: String::new() };
+        client(&place.store)?.call(&name)?;
+        let until = Instant::now() + Duration::from_secs(60);
+        let mut compacted = measure::journals(&place.store)?;
+        while compacted >= long && Instant::now() < until {
+            std::thread::sleep(SECOND);
+            compacted = measure::journals(&place.store)?;
+        }
+        println!("the journal: {} KiB, compacted: {} KiB", long >> 10, compacted >> 10);
+        Ok(())
+    })
 }
 
 fn turn(

@@ -125,6 +125,15 @@ impl Figures {
     }
 }
 
+/// Bytes of all journals of a store.
+///
+/// # Errors
+/// When the layers cannot be listed.
+pub fn journals(store: &Path) -> Result<u64> {
+    let layers = fs::read_dir(store.join("layers")).attempt(|| "list the layers")?;
+    Ok(layers.flatten().map(|layer| size(&layer.path().join("journal"))).sum())
+}
+
 fn taken(times: &std::sync::Mutex<Vec<Duration>>) -> Vec<Duration> {
     std::mem::take(&mut *times.lock().unwrap_or_else(PoisonError::into_inner))
 }

@@ -101,12 +101,10 @@ fn refusal(path: &TreePath, step: Step, no: StepError) -> Error {
             format!("there are only {count} steps to go"),
         )
         .hint(lists),
-        (StepError::NotAFile(_), _) => Error::new(
-            Kind::Failed,
-            attempt(path, step),
-            "there is something else than a regular file at this path now",
-        )
-        .hint("move it away first"),
+        (StepError::NotAFile(_), _) => {
+            Error::new(Kind::Failed, attempt(path, step), "the path is not a regular file now")
+                .hint("move it away first")
+        }
         (StepError::Failed(FsError::NotADirectory), _) => {
             Error::new(Kind::Failed, attempt(path, step), "a path above it is not a directory now")
                 .hint("move it away first")

@@ -164,7 +164,7 @@ fn check_names_the_entry_whose_content_does_not_exist() {
             |content| content.extents.iter_mut().for_each(|(_, source)| gone(source)),
             "of the pool of layer 77, which do not exist",
         ),
-        (|content| content.epoch = Epoch(3), "is of a base after 3 applies, which were not made"),
+        (|content| content.epoch = Epoch(3), "refers to base epoch 3, which does not exist"),
         (|content| content.extents = content.extents.repeat(2), "that are not in order"),
     ];
     for (change, wanted) in changes {

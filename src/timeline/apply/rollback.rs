@@ -19,6 +19,7 @@ use crate::fs::merged::pre_images::{PreHistory, PreImages, read_history};
 use crate::store::Store;
 use crate::store::layer::{LayerContents, Upper};
 use crate::store::record::{LayerKind, PreNode, Record};
+use crate::sys::capabilities;
 use crate::timeline::apply::claims::{Claims, DoubtfulPaths};
 use crate::timeline::apply::pre_images::{Images, Keep, TouchedPaths, collect, touched_paths};
 use crate::timeline::apply::staging::Stages;
@@ -146,19 +147,28 @@ fn unreadable(base: &Base, images: &Images) -> Failures {
 /// All paths that were not rolled back, and why, if another attempt may succeed with any of them.
 fn remaining(base: &Base, failed: &Failures) -> Option<Remaining> {
     let is_read_only = base.obstacle().ok().flatten();
+    let has_rights = may_change_owners();
     let mut may_succeed = false;
     let mut remaining = Remaining::new();
     for (path, error) in failed {
         // What another program changed is never rolled back, whatever else is in the way.
         let is_drift = matches!(error, FsError::Drift(_));
         let obstacle = is_read_only.or_else(|| obstacle_at(base, path)).filter(|_| !is_drift);
-        may_succeed |= obstacle.is_some() || !is_final(error);
+        let is_refused = matches!(error, FsError::NotPermitted) && has_rights;
+        may_succeed |= obstacle.is_some() || is_refused || !is_final(error);
         remaining.push((
             path.clone(),
             obstacle.map_or_else(|| error.to_string(), |why| why.to_string()),
         ));
     }
     may_succeed.then_some(remaining)
+}
+
+/// Whether this process may change files of other users, and give them away. An EPERM then comes
+/// from a flag or a security module, so it may not come again.
+fn may_change_owners() -> bool {
+    const NEEDED: u64 = capabilities::CHOWN | capabilities::FOWNER;
+    capabilities::effective().is_ok_and(|have| have & NEEDED == NEEDED)
 }
 
 /// What prevents a change at a path and can be removed by the user.

@@ -1,0 +1,164 @@
+//! Runs the fuzz targets on the stable toolchain, for half a minute each: bytes from a seed, and
+//! mutations of bytes that did something.
+//!
+//! `JAILFS_FUZZ_SECONDS=N` runs each target that long, and `JAILFS_FUZZ_SEED=N` chooses the bytes. A
+//! failure prints the seed and the input. With a nightly toolchain, `cargo +nightly fuzz run journal`
+//! covers more.
+
+#![expect(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::indexing_slicing,
+    clippy::print_stderr,
+    reason = "a failure is what a test is for, and the figures are worth a line"
+)]
+
+#[path = "../fuzz/src/journal.rs"]
+mod journal;
+#[path = "../fuzz/src/links.rs"]
+mod links;
+#[expect(dead_code, reason = "other tests need more of it")]
+#[path = "model/rng.rs"]
+mod rng;
+
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::time::{Duration, Instant};
+
+use jailfs::internals::store::io::{codec, log};
+use jailfs::internals::store::record::Record;
+use jailfs::internals::tree::{Body, Dentry, Edit, Meta, Node, Source};
+use jailfs::types::{ByteRange, Ino, LayerId, Name, Timestamp};
+use rng::Rng;
+
+/// Inputs that are kept as material for mutations.
+const POOL: usize = 256;
+/// The longest input, in bytes.
+const LONGEST: usize = 2048;
+
+fn number(variable: &str, default: u64) -> u64 {
+    std::env::var(variable).map_or(default, |text| text.parse().expect("a number"))
+}
+
+/// Runs a target on mutations of `seeds` until the time is over.
+fn fuzz(name: &str, seeds: Vec<Vec<u8>>, run: fn(&[u8])) {
+    let seed = number("JAILFS_FUZZ_SEED", 1);
+    let until = Instant::now() + Duration::from_secs(number("JAILFS_FUZZ_SECONDS", 30));
+    let mut rng = Rng::new(seed);
+    let mut pool = seeds;
+    let mut inputs = 0u64;
+    while Instant::now() < until {
+        let input = mutated(&mut rng, &pool);
+        if let Err(panic) = catch_unwind(AssertUnwindSafe(|| run(&input))) {
+            eprintln!("{name}: JAILFS_FUZZ_SEED={seed}, input {inputs}: {input:02x?}");
+            resume_unwind(panic);
+        }
+        inputs += 1;
+        // Without a measure of coverage, a walk through the inputs is as good as any.
+        if rng.one_in(8) {
+            match pool.len() < POOL {
+                true => pool.push(input),
+                false => {
+                    let at = rng.below(POOL as u64) as usize;
+                    pool[at] = input;
+                }
+            }
+        }
+    }
+    eprintln!("{name}: {inputs} inputs");
+    assert!(inputs > 1000, "only {inputs} inputs");
+}
+
+/// One of the pool, changed at one to eight places.
+fn mutated(rng: &mut Rng, pool: &[Vec<u8>]) -> Vec<u8> {
+    let pick = |rng: &mut Rng| pool[rng.below(pool.len() as u64) as usize].clone();
+    let mut bytes = pick(rng);
+    for _ in 0..=rng.below(8) {
+        let at = rng.below(bytes.len() as u64 + 1) as usize;
+        match rng.below(7) {
+            0 => bytes.truncate(at),
+            1 => bytes.insert(at, rng.below(256) as u8),
+            2 => bytes.extend((0..rng.below(32)).map(|_| rng.below(256) as u8)),
+            3 => {
+                let other = pick(rng);
+                let from = rng.below(other.len() as u64 + 1) as usize;
+                bytes.truncate(at);
+                bytes.extend_from_slice(&other[from..]);
+            }
+            4 if at < bytes.len() => bytes[at] ^= 1 << rng.below(8),
+            5 if at < bytes.len() => bytes[at] = [0, 1, 0x7f, 0x80, 0xfb, 0xfd, 0xff][at % 7],
+            _ if at < bytes.len() => bytes[at] = rng.below(256) as u8,
+            _ => {}
+        }
+    }
+    bytes.truncate(LONGEST);
+    bytes
+}
+
+/// The edits of a small tree: a directory, a file with content in it, a link, and some changes.
+fn edits() -> Vec<Edit> {
+    let name = |text: &str| Name::new(text.as_bytes()).unwrap();
+    let time = Timestamp { secs: 1_700_000_000, nanos: 5 };
+    let meta = Meta {
+        mode: 0o100_644,
+        uid: 1000,
+        gid: 1000,
+        nlink: 1,
+        rdev: 0,
+        atime: time,
+        mtime: time,
+        ctime: time,
+    };
+    let put =
+        |ino, body| Edit::Put { ino: Ino(ino), node: Box::new(Node { meta, xattrs: None, body }) };
+    let dentry = |dir, text, ino| Edit::Dentry {
+        dir: Ino(dir),
+        name: name(text),
+        to: Some(Dentry::Child { ino: Ino(ino), hides: None }),
+    };
+    let file = Ino(12);
+    vec![
+        put(1, Body::Dir { base: None }),
+        put(11, Body::Dir { base: None }),
+        dentry(1, "dir", 11),
+        put(12, Body::File { size: 9000, origin: None }),
+        dentry(11, "file", 12),
+        Edit::Map {
+            ino: file,
+            range: ByteRange::at(0, 9000),
+            to: Some(Source::Pool { layer: LayerId(1), offset: 4096 }),
+        },
+        Edit::Map { ino: file, range: ByteRange::at(4096, 100), to: None },
+        Edit::Xattr { ino: file, name: b"user.x".to_vec(), value: Some(b"y".to_vec()) },
+        Edit::Resize { ino: file, size: 5000 },
+        put(13, Body::Symlink { target: b"../dir/file".to_vec() }),
+        dentry(1, "link", 13),
+        Edit::Meta { ino: Ino(11), meta },
+        Edit::Dentry { dir: Ino(1), name: name("link"), to: None },
+        Edit::Remove { ino: Ino(13) },
+    ]
+}
+
+/// A whole journal, and the same records as payloads, each behind its length.
+fn journals() -> Vec<Vec<u8>> {
+    let records: Vec<Record> = std::iter::once(Record::Edits(edits()))
+        .chain(edits().into_iter().map(|edit| Record::Edits(vec![edit])))
+        .chain([Record::Synced, Record::SyncedTo(3), Record::Compact])
+        .collect();
+    let payload = |record: &Record| {
+        let payload = codec::encode(record).unwrap();
+        [&[payload.len().min(255) as u8], &payload[..payload.len().min(255)]].concat()
+    };
+    let payloads: Vec<u8> = records[1..].iter().flat_map(payload).collect();
+    vec![log::frames(records.iter()).unwrap(), payloads]
+}
+
+#[test]
+fn no_bytes_of_a_journal_do_harm() {
+    fuzz("journal", journals(), journal::run);
+}
+
+#[test]
+fn no_text_of_a_link_leads_out() {
+    let seeds = (0..16).map(|seed: u8| vec![seed; 64]).collect();
+    fuzz("links", seeds, links::run);
+}

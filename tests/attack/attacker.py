@@ -1,5 +1,5 @@
 # An ordinary process that tries to get out of a tree. Each row of the table has a setup, which makes names in a directory
-# of its own in the tree, and an action. What an action returns is told to whoever watches, who knows what is outside.
+# of its own in the tree, and an action. What an action returns goes to the observer, which knows what is outside.
 #
 #   attacker.py prepare BASE TREE OUT WHOSE  makes what the rows with an old setup need in BASE, before it is shown at TREE
 #   attacker.py attack BASE TREE OUT         reads names of rows, does them, and says what came of it

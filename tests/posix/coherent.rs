@@ -1,4 +1,4 @@
-//! Coherence: whoever opened a file, and when, a reader sees the writes of all other processes.
+//! Coherence: a reader sees the writes of all other processes, whenever the file was opened.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom, Write};

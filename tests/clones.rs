@@ -183,7 +183,16 @@ fn count(dir: &Path, synced: u64, begun: u64) -> u64 {
         let bytes = std::fs::read(dir.join(number.to_string())).unwrap();
         let wanted = content(number);
         let is_whole = if number < synced { bytes == wanted } else { wanted.starts_with(&bytes) };
-        assert!(is_whole, "{}/{number}: {} bytes of {}", dir.display(), bytes.len(), wanted.len());
+        let differs = bytes.iter().zip(&wanted).position(|(is, wanted)| is != wanted);
+        let (is, len) =
+            (bytes.get(differs.unwrap_or(0)..).map(|b| &b[..b.len().min(40)]), wanted.len());
+        let name = dir.join(number.to_string());
+        let at = format!(
+            "{}: {} bytes of {len}, differs at {differs:?}: {is:?}",
+            name.display(),
+            bytes.len()
+        );
+        assert!(is_whole, "{at}, synced {synced}, begun {begun}");
     }
     found
 }

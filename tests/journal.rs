@@ -20,7 +20,7 @@ mod disk;
 mod harness;
 
 use std::path::Path;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use disk::{Disk, Random};
@@ -169,12 +169,13 @@ static RECORDING: Mutex<()> = Mutex::new(());
 
 #[test]
 fn a_kill_at_any_failpoint_of_a_rewrite_loses_no_acknowledged_change() {
-    let _exclusive = RECORDING.lock().unwrap();
+    let _exclusive = RECORDING.lock().unwrap_or_else(PoisonError::into_inner);
     let dir = tempfile::tempdir().unwrap();
     let recorded = record(dir.path());
     let len = recorded.changes.len();
     let exchanges = (recorded.begun..len).filter(|at| recorded.is_exchange(*at)).count();
-    assert!(exchanges >= 4, "{exchanges} rewrites");
+    // A rewrite that finds the journal short already does nothing.
+    assert!(exchanges >= 2, "{exchanges} rewrites");
     let is_near = |at: usize| {
         (at..(at + 3).min(len)).any(|at| !matches!(recorded.changes[at], Change::Write { .. }))
     };
@@ -200,7 +201,7 @@ fn a_kill_at_any_failpoint_of_a_rewrite_loses_no_acknowledged_change() {
 
 #[test]
 fn a_power_cut_at_any_failpoint_of_a_rewrite_loses_no_synced_change() {
-    let _exclusive = RECORDING.lock().unwrap();
+    let _exclusive = RECORDING.lock().unwrap_or_else(PoisonError::into_inner);
     let seeds = std::env::var("JAILFS_JOURNAL_SEEDS").map_or(3, |text| text.parse().unwrap());
     let mut after = 0;
     for seed in 1..=seeds {

@@ -85,7 +85,7 @@ fn another_directory_at_the_path_of_the_base_is_refused() {
         &["mount", "base", "mnt", "--store", "store"],
     ] {
         let told = refused(&place, words, 3);
-        assert!(told.contains("it is another directory"), "{told}");
+        assert!(told.contains("the store holds the changes of another directory"), "{told}");
         assert!(told.contains("put that one back") && told.contains("--other-base"), "{told}");
     }
     assert_eq!(shell(&place, "cat base/other; tail -n1 base/part"), "other\n5000\n");

@@ -1,6 +1,6 @@
 //! A day of work in an hour: writers of several kinds in a mount, a checkpoint every second,
 //! restores in between, applies, and a gc that keeps the last checkpoints. Each row shows what the
-//! daemon and its store take at that time. What grows although the tree does not, has no bound.
+//! daemon and its store take at that time. A figure that grows while the tree does not is a leak.
 //!
 //! ```sh
 //! cargo run --release --example long_life -- --minutes 60

@@ -10,7 +10,7 @@ use jailfs::types::Name;
 
 const MOUNT: &str = "/m/t";
 const ALLOWED: &str = "/x";
-/// What a byte of the data stands for in a text.
+/// The parts of a text; a byte of the data selects one.
 const PARTS: [&str; 16] = [
     "a",
     "b",

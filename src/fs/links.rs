@@ -12,7 +12,7 @@
 //!   was. Only one rename of a directory into another one is in flight at a time, because the
 //!   kernel holds `s_vfs_rename_mutex`.
 //!
-//! What was refused is counted, and the last distinct refusals are kept for `status`.
+//! Refused links are counted, and the last distinct refusals are kept for `status`.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 
@@ -94,7 +94,8 @@ enum Verdict {
     Outside,
 }
 
-/// What is followed of links whose text was served.
+/// The links that the kernel holds: where each was advertised, the renames that a path walk may
+/// still meet, and the refusals.
 #[derive(Default)]
 pub(super) struct Links {
     /// The directories through which each held link was advertised.

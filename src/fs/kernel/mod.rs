@@ -1,4 +1,4 @@
-//! What the kernel holds and caches of a head: nodes, orphans, listings and attributes.
+//! Tracks the nodes, orphans, listings and attributes that the kernel holds and caches.
 
 pub(in crate::fs) mod cached_attrs;
 pub(in crate::fs) mod coherence;

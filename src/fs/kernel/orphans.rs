@@ -5,7 +5,7 @@
 //! * No orphan is in the journal. A remount forgets all of them, and no process can have them open.
 //! * A record is stored under the orphan's id as its number, because the number may have a live
 //!   node again.
-//! * What holders write goes to an unlinked scratch file, which extents name as layer [`SCRATCH`].
+//! * Writes to an orphan go to an unlinked scratch file, which extents name as layer [`SCRATCH`].
 //!   The file exists only while there are orphans.
 
 use std::collections::HashMap;

@@ -1,7 +1,7 @@
 //! Clears setuid, setgid and file capabilities when a file changes, as the kernel does for its own
 //! filesystems.
 //!
-//! * A change of content, size or owner clears file capabilities, whoever makes it.
+//! * A change of content, size or owner clears file capabilities, also if root makes it.
 //! * Setuid, and setgid with group execution, are cleared if the caller lacks CAP_FSETID.
 //! * Setgid without group execution is cleared unless the caller is in the file's group or has
 //!   CAP_FSETID (`setattr_should_drop_sgid` in the kernel).

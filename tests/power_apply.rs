@@ -426,7 +426,6 @@ static TURN: Mutex<()> = Mutex::new(());
 /// Among them are hard links of one file, one of which was staged. Rolling one link back changes
 /// the times of all, and that may be interrupted as well.
 #[test]
-#[ignore = "reaches 13 of more than 70 moments since the redesign"]
 fn an_interrupted_apply_is_rolled_back_although_the_power_cut_lost_its_claims() {
     let _turn = TURN.lock();
     let mut live =

@@ -30,6 +30,8 @@ use crate::store::record::{Header, Record, Seal};
 use crate::tree::{Edit, Source};
 use crate::types::LayerId;
 
+/// A layer begins with two records, and they are synced before anything names the layer.
+const SYNCED_AT_BIRTH: usize = 2;
 /// The tag of [`Record::Edits`].
 const EDITS: u8 = 2;
 
@@ -47,6 +49,8 @@ pub struct LayerContents {
     pub is_cut: bool,
     /// How many of the records, with the header, are known to be synced.
     pub(super) synced: usize,
+    /// Whether the valid records say so themselves. The mark can be behind the last valid record.
+    pub(super) is_marked: bool,
 }
 
 impl LayerContents {
@@ -153,8 +157,9 @@ fn read_log(layers: &Layers, layer: LayerId, name: &str, trust: &Trust) -> Resul
     let (header, seal) = ends_of(&frames, layer, &what)?;
     let compact = marks.is_compact && frames.count() > 1;
     let is_changed = marks.first_change.is_some_and(|first| first < frames.count());
+    let is_marked = synced <= SYNCED_AT_BIRTH || marks.are_within(valid, synced);
     let info = LayerInfo::new(header, seal, compact, frames.end(), layers.sidecars(layer)?);
-    Ok(LayerContents { info, frames, is_changed, unsynced, is_cut, synced })
+    Ok(LayerContents { info, frames, is_changed, unsynced, is_cut, synced, is_marked })
 }
 
 /// How many of the first `count` records were synced before a sync failed, if this writer noted
@@ -205,6 +210,8 @@ struct Marks {
     failed: Option<usize>,
     /// How many of the first records are marked as synced.
     synced: usize,
+    /// The records up to the mark that says so.
+    marked_by: usize,
     is_compact: bool,
     /// The number of the first operation.
     first_change: Option<usize>,
@@ -220,11 +227,11 @@ impl Marks {
     fn note(&mut self, number: usize, record: &Record) {
         match record {
             Record::Edits(_) => self.note_edits(number),
-            Record::Synced | Record::Seal(_) => self.synced = self.synced.max(number + 1),
+            Record::Synced | Record::Seal(_) => self.note_synced(number + 1, number),
             // A mark cannot cover more records than stand before it.
             Record::SyncedTo(count) => {
                 let count = usize::try_from(*count).unwrap_or(0);
-                self.synced = self.synced.max(count.min(number));
+                self.note_synced(count.min(number), number);
             }
             Record::SyncFailed(_) => self.failed = failed_at(record),
             Record::Opened { writer } => (self.writer, self.failed) = (Some(*writer), None),
@@ -232,6 +239,18 @@ impl Marks {
             Record::Header(_) | Record::PreImage(_) | Record::Left(_) => {}
             Record::Abandoned | Record::Cells(_) => {}
         }
+    }
+
+    /// Notes that record `number` marks the first `count` records as synced.
+    fn note_synced(&mut self, count: usize, number: usize) {
+        if count > self.synced {
+            (self.synced, self.marked_by) = (count, number + 1);
+        }
+    }
+
+    /// Whether the first `valid` records have a mark that covers `synced` records.
+    fn are_within(&self, valid: usize, synced: usize) -> bool {
+        self.synced >= synced && self.marked_by <= valid
     }
 
     /// How many records were synced before a sync failed, unless a process opened the layer since.
@@ -249,8 +268,7 @@ impl Marks {
 
     /// How many of the first `len` records are known to be synced.
     fn synced(&self, len: usize) -> usize {
-        // A layer begins with two records, and they are synced before anything names the layer.
-        self.synced.max(len.min(2))
+        self.synced.max(len.min(SYNCED_AT_BIRTH))
     }
 }
 

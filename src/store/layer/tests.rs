@@ -123,6 +123,29 @@ fn a_sync_of_one_layer_proves_nothing_about_another() {
     assert!(after.begin_sync().is_some(), "it has a record that is not synced");
 }
 
+/// The mark of the sync stands behind a record that refers to pool bytes. The first power cut takes
+/// that record, and the mark with it.
+#[test]
+fn synced_records_survive_a_second_power_cut() {
+    let dir = tempfile::tempdir().unwrap();
+    let layers = layers(dir.path());
+    let mut upper = begin(&layers);
+    upper.record(&map()).unwrap();
+    let work = upper.begin_sync().unwrap();
+    upper.record(&map()).unwrap();
+    upper.pool_synced(&work).unwrap();
+    upper.journal_synced(&work);
+    upper.record(&map()).unwrap();
+    drop(upper);
+    for boot in 2..5 {
+        let contents =
+            read(&layers, LayerId(1), &trust(Writer::new([boot; 16], 1), LayerId(0))).unwrap();
+        let kept = records(&contents).into_iter().filter(|record| *record == map()).count();
+        assert!(kept >= 1, "boot {boot}: the synced record is lost");
+        Upper::reopen(&layers.dir, &contents, &notes(&layers), true).unwrap();
+    }
+}
+
 #[test]
 fn a_journal_records_that_its_sync_failed() {
     let dir = tempfile::tempdir().unwrap();

@@ -123,9 +123,14 @@ impl Upper {
         let journal = Arc::new(dir.file(JOURNAL, false)?);
         let (synced, count) = (contents.synced as u64, contents.frames.count() as u64);
         let mut journal = Log::append_to(journal, dir.show(JOURNAL), contents.frames.end(), count)?;
+        if !contents.is_marked {
+            // The mark was cut off with the records that are not valid. Without a new one, the
+            // next power cut would take records that were synced.
+            journal.append(&Record::SyncedTo(synced))?;
+        }
         // Sync what the last process appended, before `Opened` stands behind it: a power cut must
         // not lose one of those records and keep a later one.
-        if durable && synced < count {
+        if durable && synced < journal.count() {
             let done = journal.probe().sync(&journal.file());
             if let Err(Unsynced::Lost(_)) = &done {
                 // The next start would read the lost records from the page cache, if nothing said

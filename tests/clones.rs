@@ -239,7 +239,6 @@ fn cut(live: &Live, promises: &Promises, number: u64) {
 }
 
 #[test]
-#[ignore = "failed once after the redesign: an applied file had other bytes after a cut"]
 fn a_clone_of_the_disk_at_any_moment_keeps_every_promise() {
     let cuts = std::env::var("JAILFS_CUTS")
         .map_or(CUTS, |text| text.parse().expect("JAILFS_CUTS is a number"));

@@ -208,10 +208,14 @@ fn cut(live: &Live, promises: &Promises, number: u64) {
     let begun = promises.begun.load(Ordering::SeqCst);
     shell(outside, "mount -o loop outer/cut.img cut");
     let _cut = Mounts(vec![outside.join("cut"), outside.join("seen")]);
-    // The store records its base; this is the same base at another path.
+    // A power cut is followed by a boot. The store records its base; this is the same base at
+    // another path.
     shell(
         outside,
-        &format!("{} mount cut/base seen --store cut/store", env!("CARGO_BIN_EXE_jailfs")),
+        &format!(
+            "JAILFS_BOOT={number:x}@$(($(date +%s) + 1)) {} mount cut/base seen --store cut/store",
+            env!("CARGO_BIN_EXE_jailfs")
+        ),
     );
     let seen = outside.join("seen");
     count(&seen.join("promises"), synced, begun);

@@ -18,6 +18,9 @@
 //! the recovery: after `fail:all:N:EIO`, the rule `fail:all:N:EIO` fails the next call, and one with a
 //! greater number fails a later one.
 //!
+//! `JAILFS_BOOT=ID@SECONDS` makes the process believe in another boot of the machine: its id in
+//! hexadecimal, and when it was, in seconds since 1970.
+//!
 //! A test in the same process sets rules for its own thread by `with`. It observes the changes by
 //! `set_recorder`, and the calls of its thread by `trace`.
 
@@ -294,9 +297,17 @@ mod rules {
         *BOOT.write() = boot;
     }
 
-    /// The boot id and the time of boot that a test has set.
+    /// The boot id and the time of boot that a test has set, in this process or in `JAILFS_BOOT`.
     pub fn boot() -> Option<([u8; 16], Timestamp)> {
-        *BOOT.read()
+        static OF_PROCESS: OnceLock<Option<([u8; 16], Timestamp)>> = OnceLock::new();
+        let of_process = || parse_boot(&std::env::var("JAILFS_BOOT").ok()?);
+        BOOT.read().or_else(|| *OF_PROCESS.get_or_init(of_process))
+    }
+
+    fn parse_boot(text: &str) -> Option<([u8; 16], Timestamp)> {
+        let (id, secs) = text.split_once('@')?;
+        let at = Timestamp { secs: secs.parse().ok()?, nanos: 0 };
+        Some((u128::from_str_radix(id, 16).ok()?.to_be_bytes(), at))
     }
 
     type Recorder = Box<dyn Fn(Change) + Send + Sync>;

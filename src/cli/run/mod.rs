@@ -223,13 +223,13 @@ fn base_and_store(global: &Global) -> Result<(PathBuf, PathBuf)> {
     let base = directory(&dir)?;
     let named = global.store.as_ref().map(|store| global.at(store)).transpose()?;
     if named.is_none()
-        && let Within::Mount { store } = host::within(&base)?
+        && let Within::Mount(place) = host::within(&base)?
     {
         let attempt = format!("run a command in a sandbox of '{}'", base.display());
         return Err(Error::new(
             Kind::InUse,
             attempt,
-            format!("it lies in the sandbox of '{}'", store.display()),
+            format!("it lies in the sandbox of '{}'", place.store.display()),
         )
         .hint(
             "run the command without 'jailfs run', or name another store with --store DIR \

@@ -146,7 +146,8 @@ impl Target {
     /// # Errors
     /// Those of the sandbox.
     pub(super) fn head_of_many(&mut self) -> Result<Option<String>> {
-        let Reply::Forks(forks) = self.call(Request::Forks)? else { return Err(wrong_answer()) };
+        // TODO(A): an error is one, once Forks is implemented.
+        let Ok(Reply::Forks(forks)) = self.call(Request::Forks) else { return Ok(None) };
         Ok((forks.len() > 1).then(|| self.head.clone()))
     }
 

@@ -47,6 +47,7 @@ fn bytes_that_are_not_utf8_are_also_in_hexadecimal() {
 fn a_checkpoint_has_its_time_as_text_and_as_seconds() {
     let checkpoint = Checkpoint {
         id: LayerId(3),
+        head: "main".to_owned(),
         name: Some("green".to_owned()),
         message: "tests pass".to_owned(),
         time: Timestamp { secs: 1_767_323_045, nanos: 6 },
@@ -56,7 +57,7 @@ fn a_checkpoint_has_its_time_as_text_and_as_seconds() {
         current: true,
     };
     let text = Line::checkpoint(&checkpoint).text().unwrap();
-    assert!(text.starts_with(r#"{"type":"checkpoint","id":3,"name":"green""#), "{text}");
+    assert!(text.starts_with(r#"{"type":"checkpoint","id":3,"head":"main","name":"green""#), "{text}");
     assert!(
         text.contains(r#""time":"2026-01-02 03:04:05Z","secs":1767323045,"nanos":6"#),
         "{text}"

@@ -35,13 +35,13 @@ use nix::unistd::{dup2_stdin, dup2_stdout};
 
 pub use logfile::{exit_on_panic, limit_log};
 pub use plan::{Choice, Links, MountChoice, Plan, Snapdir};
-pub use serving::{Access, Gate, Serving};
+pub use serving::{Access, Gate, ServedApart, Serving};
 
-use logfile::{LOG, log_into};
 use crate::error::{Attempt, Error, Kind, Result};
 use crate::sandbox::Sandbox;
 use crate::store::io::codec;
 use crate::sys;
+use logfile::{LOG, log_into};
 use plan::MountPlan;
 use serving::raise_limits;
 use signals::{block_signals, end_on_signals};

@@ -156,6 +156,17 @@ const KINDS: [(ChangeKind, &str); 6] = [
 ];
 
 impl Tally {
+    /// The number of changes of a kind.
+    pub(super) fn of(&self, wanted: ChangeKind) -> usize {
+        let kinds = self.0.iter().zip(&KINDS);
+        kinds.filter(|(_, (kind, _))| *kind == wanted).map(|(count, _)| count).sum()
+    }
+
+    /// The number of all changes.
+    pub(super) fn total(&self) -> usize {
+        self.0.iter().sum()
+    }
+
     fn count(&mut self, change: &Change) {
         for (count, (kind, _)) in self.0.iter_mut().zip(&KINDS) {
             *count += usize::from(change.kind == *kind);

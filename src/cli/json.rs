@@ -11,8 +11,8 @@ use super::format;
 use crate::error::{Error, Kind, Result};
 use crate::fs::{Refusal, Refused};
 use crate::sandbox::{
-    Applied, Change, Checked, Checkpoint, Collected, FileEdit, Fork, Info, LayerSpace, Node, Operation,
-    Restored, Status, Stepped,
+    Applied, Change, Checked, Checkpoint, Collected, FileEdit, Fork, Info, LayerSpace, Node,
+    Operation, Restored, Status, Stepped,
 };
 use crate::types::{FileKind, TreePath, is_unprintable};
 
@@ -101,6 +101,31 @@ pub(super) enum Line {
         nanos: u32,
         #[serde(flatten)]
         mount: Bytes,
+    },
+    Attempt {
+        attempt: u32,
+        head: String,
+        result: &'static str,
+        exit: Option<u8>,
+        signal: Option<u8>,
+        seconds: f64,
+        score: Option<f64>,
+        checkpoint: Option<u32>,
+        changes: Option<usize>,
+        added: Option<usize>,
+        modified: Option<usize>,
+        deleted: Option<usize>,
+        error: Option<String>,
+    },
+    Race {
+        pick: &'static str,
+        attempts: usize,
+        winner: Option<u32>,
+        checkpoint: Option<u32>,
+        head: String,
+        undo: Option<u64>,
+        interrupted: bool,
+        kept: Vec<String>,
     },
     Change {
         status: char,

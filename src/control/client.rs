@@ -55,7 +55,7 @@ fn connect_once(store: &Path) -> Result<Option<Client>> {
         Err(error) if error.errno == Some(nix::libc::ENOENT) => return Ok(None),
         Err(error) => return Err(error),
     };
-    let stream = match UnixStream::connect(dir.socket()) {
+    let stream = match UnixStream::connect(dir.socket(SOCKET)) {
         Ok(stream) => stream,
         Err(e)
             if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) =>

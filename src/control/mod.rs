@@ -51,6 +51,11 @@ use crate::error::{Attempt, Result};
 /// The name of the socket in the store's directory.
 pub const SOCKET: &str = "control";
 
+/// The name of one of several sockets in the store's directory.
+pub fn numbered_socket(number: u32) -> String {
+    format!("{SOCKET}-{number}")
+}
+
 /// A store's directory, held open so that its socket has a short path.
 struct StoreDir(File);
 
@@ -65,7 +70,7 @@ impl StoreDir {
     }
 
     /// The path of the socket, valid in this process while `self` lives.
-    fn socket(&self) -> PathBuf {
-        PathBuf::from(format!("/proc/self/fd/{}/{SOCKET}", self.0.as_raw_fd()))
+    fn socket(&self, name: &str) -> PathBuf {
+        PathBuf::from(format!("/proc/self/fd/{}/{name}", self.0.as_raw_fd()))
     }
 }

@@ -9,7 +9,7 @@ use std::io;
 use std::net::Shutdown;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::{self, JoinHandle};
@@ -27,7 +27,7 @@ use super::frame::{
 };
 use super::message::{Answer, Call};
 use super::waiting::Waiting;
-use super::{SOCKET, StoreDir};
+use super::{SOCKET, StoreDir, numbered_socket};
 use crate::error::{Attempt, Error, Kind, Result};
 use crate::store::io::codec;
 use crate::sys::proc::{Confines, comes_from};
@@ -88,11 +88,14 @@ pub struct Listener {
 }
 
 /// The name of the socket in the store's directory. Dropping it unlinks the name.
-struct SocketName(Arc<std::fs::File>);
+struct SocketName {
+    dir: Arc<std::fs::File>,
+    name: String,
+}
 
 impl Drop for SocketName {
     fn drop(&mut self) {
-        if let Err(error) = unlinkat(&*self.0, SOCKET, UnlinkatFlags::NoRemoveDir) {
+        if let Err(error) = unlinkat(&*self.dir, self.name.as_str(), UnlinkatFlags::NoRemoveDir) {
             log::debug!("remove the control socket: {error}");
         }
     }
@@ -105,19 +108,41 @@ impl Listener {
     /// # Errors
     /// The directory cannot be opened or written.
     pub fn bind(store: &Path) -> Result<Listener> {
-        let attempt = || format!("listen on '{}'", store.join(SOCKET).display());
+        let listener = Listener::bind_as(store, SOCKET)?;
+        remove_left_over(store);
+        Ok(listener)
+    }
+
+    /// As [`Listener::bind`], for one socket of several: with a number in its name.
+    ///
+    /// # Errors
+    /// The directory cannot be opened or written.
+    pub fn bind_numbered(store: &Path, number: u32) -> Result<Listener> {
+        Listener::bind_as(store, &numbered_socket(number))
+    }
+
+    fn bind_as(store: &Path, name: &str) -> Result<Listener> {
+        let attempt = || format!("listen on '{}'", store.join(name).display());
         let dir = StoreDir::open(store)?;
-        match unlinkat(&dir.0, SOCKET, UnlinkatFlags::NoRemoveDir) {
+        match unlinkat(&dir.0, name, UnlinkatFlags::NoRemoveDir) {
             Ok(()) | Err(nix::Error::ENOENT) => {}
             Err(error) => return Err(Error::io(attempt(), &error.into())),
         }
-        let socket = UnixListener::bind(dir.socket()).attempt(attempt)?;
-        let name = SocketName(Arc::new(dir.0.try_clone().attempt(attempt)?));
+        let socket = UnixListener::bind(dir.socket(name)).attempt(attempt)?;
+        let name = SocketName {
+            dir: Arc::new(dir.0.try_clone().attempt(attempt)?),
+            name: name.to_owned(),
+        };
         // Until here the directory (0700) keeps other users out. The mode of the socket is a second
         // protection.
-        fchmodat(&dir.0, SOCKET, Mode::from_bits_truncate(0o600), FchmodatFlags::FollowSymlink)
-            .map_err(io::Error::from)
-            .attempt(attempt)?;
+        fchmodat(
+            &dir.0,
+            name.name.as_str(),
+            Mode::from_bits_truncate(0o600),
+            FchmodatFlags::FollowSymlink,
+        )
+        .map_err(io::Error::from)
+        .attempt(attempt)?;
         Ok(Listener { dir, socket, name, request_limit: REQUEST_LIMIT })
     }
 
@@ -146,14 +171,31 @@ impl Listener {
             .name("control".to_owned())
             .spawn(move || accept(&socket, &for_thread))
             .attempt(|| "start the thread of the control socket")?;
-        Ok(Server { shared, dir: self.dir, name: Some(self.name), accepting: Some(accepting) })
+        let path = self.dir.socket(&self.name.name);
+        let (dir, name) = (self.dir, Some(self.name));
+        Ok(Server { shared, _dir: dir, path, name, accepting: Some(accepting) })
+    }
+}
+
+/// Removes the numbered sockets of a dead process. A failure does no harm.
+fn remove_left_over(store: &Path) {
+    for entry in std::fs::read_dir(store).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let number = name.to_str().and_then(|name| name.strip_prefix(SOCKET)?.strip_prefix('-'));
+        if number.is_some_and(|number| number.parse::<u32>().is_ok())
+            && let Err(error) = std::fs::remove_file(entry.path())
+        {
+            log::debug!("remove a control socket: {error}");
+        }
     }
 }
 
 /// A served control socket. Dropping it closes the socket and unlinks its name.
 pub struct Server {
     shared: Arc<Shared>,
-    dir: StoreDir,
+    /// Keeps `path` valid.
+    _dir: StoreDir,
+    path: PathBuf,
     name: Option<SocketName>,
     accepting: Option<JoinHandle<()>>,
 }
@@ -188,7 +230,7 @@ impl Drop for Server {
     fn drop(&mut self) {
         self.shared.ending.store(true, Ordering::SeqCst);
         // The thread blocks in accept(2). A connection wakes it.
-        let woken = UnixStream::connect(self.dir.socket()).is_ok();
+        let woken = UnixStream::connect(&self.path).is_ok();
         if let Some(thread) = self.accepting.take().filter(|_| woken)
             && thread.join().is_err()
         {

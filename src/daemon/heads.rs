@@ -65,8 +65,7 @@ enum Entry {
 impl Heads {
     /// No heads of a store. With `root`, the store stays open while no head is mounted.
     pub(super) fn new(root: Option<Arc<Sandbox>>) -> Heads {
-        let table =
-            Table { heads: BTreeMap::new(), root, is_ending: false, waiting: Vec::new() };
+        let table = Table { heads: BTreeMap::new(), root, is_ending: false, waiting: Vec::new() };
         Heads {
             table: Mutex::new(table),
             changed: Condvar::new(),
@@ -160,8 +159,7 @@ impl Heads {
     /// Ends the comparison in progress in `sandbox`, and waits a short time for it.
     fn interrupt(&self, sandbox: &Arc<Sandbox>) {
         sandbox.interrupt();
-        let is_compared =
-            || std::ptr::eq(self.compared.lock().as_ptr(), Arc::as_ptr(sandbox));
+        let is_compared = || std::ptr::eq(self.compared.lock().as_ptr(), Arc::as_ptr(sandbox));
         if is_compared()
             && self.comparison.try_lock_for(COMPARISON_LIMIT).is_none()
             && is_compared()
@@ -236,8 +234,7 @@ impl Heads {
                 Entry::Mounted(head) => head.open_sandbox(),
                 Entry::Mounting => None,
             });
-            let is_mounting =
-                table.heads.values().any(|entry| matches!(entry, Entry::Mounting));
+            let is_mounting = table.heads.values().any(|entry| matches!(entry, Entry::Mounting));
             if open.is_some() || table.root.is_some() || !is_mounting {
                 return open.or_else(|| table.root.clone());
             }
@@ -290,6 +287,22 @@ impl Heads {
     pub(super) fn wait(&self) {
         let mut table = self.table.lock();
         while !table.heads.is_empty() {
+            self.changed.wait(&mut table);
+        }
+    }
+
+    /// Whether the store stays open while no head is mounted.
+    pub(super) fn is_kept_open(&self) -> bool {
+        self.table.lock().root.is_some()
+    }
+
+    /// Ends the mount of one head at once, and waits until it is closed.
+    pub(super) fn end_one(&self, name: &str) {
+        let mut table = self.table.lock();
+        while let Some(entry) = table.heads.get(name) {
+            if let Entry::Mounted(head) = entry {
+                head.unmounter().abandon();
+            }
             self.changed.wait(&mut table);
         }
     }

@@ -89,6 +89,44 @@ impl Serving {
         })
     }
 
+    /// Serves the store of `sandbox` without a mount. Mounts are added by [`Serving::add`].
+    ///
+    /// # Errors
+    /// The socket cannot be bound or served.
+    pub fn open(sandbox: Arc<Sandbox>, access: Access) -> Result<Serving> {
+        raise_limits()?;
+        let listener = Listener::bind(sandbox.store_path())?;
+        let heads = Arc::new(Heads::new(Some(sandbox)));
+        let mut serving = Serving { heads, servers: Vec::new() };
+        serving.listen(listener, access)?;
+        Ok(serving)
+    }
+
+    /// Serves `sandbox`, another head of the same store, in a mount that was made for it in another
+    /// mount namespace, as [`Serving::adopt`] does. Its clients use `listener`.
+    ///
+    /// # Errors
+    /// The mount cannot be served.
+    pub fn add(
+        &self,
+        sandbox: Arc<Sandbox>,
+        (listener, access): (Listener, Access),
+        handed: Handed,
+        mount_point: &Path,
+        choice: &Choice,
+    ) -> Result<ServedApart> {
+        let head = sandbox.head_name().to_owned();
+        let is_mounted =
+            self.heads.mount(&head, || ServedHead::adopt(sandbox, handed, mount_point, choice))?;
+        if !is_mounted {
+            let attempt = format!("mount head '{head}'");
+            return Err(Error::new(Kind::Failed, attempt, "the store is being closed"));
+        }
+        let mut served = ServedApart { heads: Arc::clone(&self.heads), name: head, server: None };
+        served.server = Some(self.serve_clients(listener, access)?);
+        Ok(served)
+    }
+
     fn start_with(
         listener: Listener,
         access: Access,
@@ -106,12 +144,13 @@ impl Serving {
     /// # Errors
     /// The thread cannot be started.
     pub fn listen(&mut self, listener: Listener, access: Access) -> Result<()> {
-        let door =
-            Door { heads: Arc::clone(&self.heads), access, forked_inside: Mutex::default() };
-        let server =
-            listener.serve(Greeting::of_this_process(), move |call, peer| door.answer(call, peer))?;
-        self.servers.push(server);
+        self.servers.push(self.serve_clients(listener, access)?);
         Ok(())
+    }
+
+    fn serve_clients(&self, listener: Listener, access: Access) -> Result<Server> {
+        let door = Door { heads: Arc::clone(&self.heads), access, forked_inside: Mutex::default() };
+        listener.serve(Greeting::of_this_process(), move |call, peer| door.answer(call, peer))
     }
 
     /// The mounted heads.
@@ -136,6 +175,20 @@ impl Drop for Serving {
         // A client may hold a sandbox until it has its reply.
         self.servers.drain(..).for_each(Server::stop);
         waiting.iter().for_each(|waiting| waiting.end());
+    }
+}
+
+/// A head that is served beside others. Dropping it ends its mount, and then its control socket.
+pub struct ServedApart {
+    heads: Arc<Heads>,
+    name: String,
+    server: Option<Server>,
+}
+
+impl Drop for ServedApart {
+    fn drop(&mut self) {
+        self.heads.end_one(&self.name);
+        self.server.take().map(Server::stop).unwrap_or_default();
     }
 }
 
@@ -178,7 +231,11 @@ impl Door {
     /// `InUse`: a command of `run` names another head than its own.
     fn meant(&self, named: Option<String>, peer: Peer) -> Result<String> {
         let Some(own) = self.access.pin(peer) else {
-            return Ok(named.unwrap_or_else(|| self.heads.default_head()));
+            let default = || match &self.access {
+                Access::OfRun { head, .. } => head.clone(),
+                Access::Full => self.heads.default_head(),
+            };
+            return Ok(named.unwrap_or_else(default));
         };
         match named {
             Some(named) if named != own => Err(Error::new(
@@ -198,6 +255,10 @@ impl Door {
             Message::Mounts => Ok(()),
             Message::Mount(_) => match self.heads.mounted().first() {
                 Some(mounted) => Err(mounted.in_use(head)),
+                None if self.heads.is_kept_open() => {
+                    let attempt = format!("mount head '{head}'");
+                    Err(Error::new(Kind::InUse, attempt, "'jailfs run' holds this sandbox"))
+                }
                 None => Ok(()),
             },
             // The command may drop what it has made.

@@ -30,6 +30,8 @@ pub struct Share {
 #[derive(Debug, Default)]
 pub struct Group {
     dirs: Vec<PathBuf>,
+    /// The name of each.
+    name: String,
 }
 
 /// One limit: its controller, its file in version 1 and in version 2, and further settings, which
@@ -61,11 +63,13 @@ impl Share {
 
 impl Group {
     /// Makes the groups that limit a command to its share. Makes none if there is no limit.
+    /// `number` tells the commands of this process apart.
     ///
     /// # Errors
     /// Fails with a hint if the host has no such controller or this user may make no group.
-    pub fn make(share: Share) -> Result<Group> {
-        let mut group = Group::default();
+    pub fn make(share: Share, number: u32) -> Result<Group> {
+        let name = format!("jailfs-{}-{number}", std::process::id());
+        let mut group = Group { dirs: Vec::new(), name };
         let limits = share.limits();
         if limits.is_empty() {
             return Ok(group);
@@ -89,7 +93,7 @@ impl Group {
         };
         let mut last = None;
         for candidate in parent.ancestors().take_while(|dir| dir.starts_with(&point)) {
-            let mut tried = Group::default();
+            let mut tried = Group { dirs: Vec::new(), name: group.name.clone() };
             match enable_controllers(candidate, &unified)
                 .and_then(|()| tried.add(candidate, &unified, 1))
             {
@@ -106,7 +110,7 @@ impl Group {
 
     /// Makes one group below `parent` and sets its limits. `version` is the index into `files`.
     fn add(&mut self, parent: &Path, limits: &[Limit], version: usize) -> io::Result<()> {
-        let dir = parent.join(format!("jailfs-{}", std::process::id()));
+        let dir = parent.join(&self.name);
         fs::create_dir(&dir)?;
         self.dirs.push(dir.clone());
         for limit in limits {
@@ -221,6 +225,6 @@ mod tests {
 
     #[test]
     fn no_group_is_made_without_a_limit() {
-        assert!(Group::make(Share::default()).unwrap().dirs.is_empty());
+        assert!(Group::make(Share::default(), 1).unwrap().dirs.is_empty());
     }
 }

@@ -16,7 +16,6 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
-use nix::fcntl::{FcntlArg, FdFlag, fcntl};
 use nix::libc;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::prctl;
@@ -27,6 +26,7 @@ use nix::sys::wait::waitpid;
 use nix::time::ClockId;
 use nix::unistd::Pid;
 
+use super::attended::{Asker, Attended};
 use super::exit::End;
 use super::namespace;
 use super::net::{Net, Proxy, Report};
@@ -65,6 +65,9 @@ pub enum Waited {
     NotStarted(Error, u8),
     /// The time is over and the command still runs.
     TimeIsOver,
+    /// The caller has asked for an end through a [`Stopper`](super::Stopper), and the command still
+    /// runs. This is said once.
+    IsAsked,
 }
 
 /// Why a command was not started.
@@ -127,13 +130,14 @@ impl Program {
     /// Starts the command behind the walls that `spec` describes, up to the point where it waits
     /// for [`Started::run`]. With namespaces, also returns the mount over the base, which no
     /// process serves yet. The caller has called [`block_signals`]. `joins` is called with the new
-    /// process before that has any child.
+    /// process before that has any child. One of several needs namespaces.
     ///
     /// # Errors
     /// The command cannot be started, or not behind all of these walls.
     pub fn start(
         &self,
-        spec: Spec,
+        mut spec: Spec,
+        attended: Attended,
         joins: impl FnOnce(Pid) -> Result<()>,
     ) -> std::result::Result<(Started, Option<Handed>), NotStarted> {
         let attempt = || format!("start '{}'", self.line());
@@ -141,27 +145,23 @@ impl Program {
         // ends, and, without namespaces, every orphan of the command.
         prctl::set_child_subreaper(true).map_err(io::Error::from).attempt(attempt)?;
         let (ours, theirs) = message_pair().map_err(io::Error::from).attempt(attempt)?;
-        let spared = super::init::children();
         let (base, in_view) = (PathBuf::from(&spec.base), spec.elsewhere.is_none());
-        let mut streams = Streams::prepare(in_view).attempt(attempt)?;
-        let given = std::mem::take(&mut streams.given);
+        spec.own_session = matches!(attended, Attended::OneOfSeveral(_));
+        let mut ties = Ties::of(attended, in_view).attempt(attempt)?;
+        let given = std::mem::take(&mut ties.streams.given);
         let first = self.spawn(theirs, given).attempt(attempt)?;
-        let relays = streams.relay().attempt(attempt)?;
-        let signals = SignalFd::with_flags(
-            &forwarded_signals(),
-            SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC,
-        );
+        let relays = ties.streams.relay().attempt(attempt)?;
         let mut started = Started {
             runs: false,
             interrupted: false,
             channel: Some(Channel::new(ours)),
             processes: vec![first],
-            spared,
+            spared: ties.spared,
             namespace: PathBuf::new(),
             base,
-            signals: signals.map_err(io::Error::from).attempt(attempt)?,
+            asker: ties.asker,
             alarm: None,
-            terminal: Terminal::of_this_process(),
+            terminal: ties.terminal,
             relays,
             net: spec.net.clone(),
             proxy: None,
@@ -174,17 +174,44 @@ impl Program {
 
     /// Starts this program again with the other end of the connection, and with pipes in place of
     /// the host's files.
-    fn spawn(&self, theirs: OwnedFd, given: Vec<Given>) -> io::Result<Pid> {
-        fcntl(&theirs, FcntlArg::F_SETFD(FdFlag::empty()))?;
+    fn spawn(&self, theirs: OwnedFd, mut given: Vec<Given>) -> io::Result<Pid> {
+        // Only this child inherits it, whatever other threads start meanwhile.
+        let number = theirs.as_raw_fd();
+        given.push((theirs, number));
         let mut command = Command::new("/proc/self/exe");
         let child = with_descriptors(with_limits_as_before(&mut command), given)
             .arg0("jailfs")
-            .args([EXEC_VERB, "--cage", &theirs.as_raw_fd().to_string(), "--"])
+            .args([EXEC_VERB, "--cage", &number.to_string(), "--"])
             .args(&self.words)
             .env_clear()
             .envs(self.env.iter().map(|(name, value)| (name, value)))
             .spawn()?;
         Ok(Pid::from_raw(child.id().cast_signed()))
+    }
+}
+
+/// What ties a command to this process.
+struct Ties {
+    streams: Streams,
+    asker: Asker,
+    terminal: Option<Terminal>,
+    spared: Option<Vec<Pid>>,
+}
+
+impl Ties {
+    fn of(attended: Attended, in_view: bool) -> io::Result<Ties> {
+        if let Attended::OneOfSeveral(apart) = attended {
+            let (given, stop) = apart.given()?;
+            let (streams, asker) = (Streams::of_pipes(given), Asker::Caller(stop));
+            return Ok(Ties { streams, asker, terminal: None, spared: None });
+        }
+        let flags = SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC;
+        Ok(Ties {
+            spared: Some(super::init::children()),
+            streams: Streams::prepare(in_view)?,
+            asker: Asker::Signals(SignalFd::with_flags(&forwarded_signals(), flags)?),
+            terminal: Terminal::of_this_process(),
+        })
     }
 }
 
@@ -196,10 +223,11 @@ pub struct Started {
     /// Processes of the command that this process has to reap.
     processes: Vec<Pid>,
     /// Children that this process already had when it was still another program, before exec.
-    spared: Vec<Pid>,
+    /// `None` for one of several, whose processes are all in its pid namespace.
+    spared: Option<Vec<Pid>>,
     namespace: PathBuf,
     base: PathBuf,
-    signals: SignalFd,
+    asker: Asker,
     /// The timer that continues this process when the time is over.
     alarm: Option<Timer>,
     terminal: Option<Terminal>,
@@ -287,9 +315,17 @@ impl Started {
     /// The process inside has ended.
     pub fn run(&mut self) -> Result<Option<End>> {
         let attempt = || "wait for signals";
-        if let Some(info) = self.signals.read_signal().map_err(io::Error::from).attempt(attempt)? {
+        let signal = match &self.asker {
+            Asker::Signals(signals) => {
+                let read = signals.read_signal().map_err(io::Error::from).attempt(attempt)?;
+                read.map(|info| info.ssi_signo)
+            }
+            Asker::Caller(stop) => stop.is_asked().then_some(Signal::SIGTERM as u32),
+            Asker::HasAsked => None,
+        };
+        if let Some(signal) = signal {
             self.interrupted = true;
-            return Ok(Some(End::Killed(u8::try_from(info.ssi_signo).unwrap_or(0))));
+            return Ok(Some(End::Killed(u8::try_from(signal).unwrap_or(0))));
         }
         self.send(&Order::Run)?;
         Ok(None)
@@ -302,16 +338,20 @@ impl Started {
     /// # Errors
     /// The wait fails, or the process inside was killed.
     pub fn wait(&mut self, until: Option<Instant>) -> Result<Waited> {
-        if let Some(until) = until {
+        if let (Some(until), Asker::Signals(_)) = (until, &self.asker) {
             self.continue_at(until)
                 .map_err(io::Error::from)
                 .attempt(|| "set a timer for the time limit")?;
         }
         loop {
             let Some(timeout) = timeout(until) else { return Ok(Waited::TimeIsOver) };
-            let [event, signals] = self.poll(timeout)?;
-            if signals {
+            let [event, is_asked] = self.poll(timeout)?;
+            if is_asked {
                 self.forward_signals()?;
+                if let Asker::Caller(_) = self.asker {
+                    (self.asker, self.interrupted) = (Asker::HasAsked, true);
+                    return Ok(Waited::IsAsked);
+                }
             }
             if !event {
                 continue;
@@ -347,15 +387,16 @@ impl Started {
         Ok(())
     }
 
-    /// Whether there is an event, and whether there is a signal.
+    /// Whether there is an event, and whether the command is asked to end.
     fn poll(&self, timeout: PollTimeout) -> Result<[bool; 2]> {
-        let channel = self.channel.as_ref().map_or(self.signals.as_fd(), AsFd::as_fd);
-        let mut ready = [
-            PollFd::new(channel, PollFlags::POLLIN),
-            PollFd::new(self.signals.as_fd(), PollFlags::POLLIN),
-        ];
-        match poll(&mut ready, timeout) {
-            Ok(_) => Ok(ready.map(|fd| fd.any().unwrap_or(false))),
+        let fds = [self.channel.as_ref().map(AsFd::as_fd), self.asker.descriptor()];
+        let polled = fds.iter().flatten().map(|fd| PollFd::new(*fd, PollFlags::POLLIN));
+        let mut polled: Vec<PollFd<'_>> = polled.collect();
+        match poll(&mut polled, timeout) {
+            Ok(_) => {
+                let mut ready = polled.iter().map(|fd| fd.any().unwrap_or(false));
+                Ok(fds.map(|fd| fd.is_some() && ready.next().unwrap_or(false)))
+            }
             Err(Errno::EINTR) => Ok([false; 2]),
             Err(error) => Err(Error::io("wait for the command", &error.into())),
         }
@@ -366,9 +407,8 @@ impl Started {
     /// wait in the connection.
     fn forward_signals(&mut self) -> Result<()> {
         let attempt = || "wait for signals";
-        while let Some(info) =
-            self.signals.read_signal().map_err(io::Error::from).attempt(attempt)?
-        {
+        let Asker::Signals(signals) = &self.asker else { return Ok(()) };
+        while let Some(info) = signals.read_signal().map_err(io::Error::from).attempt(attempt)? {
             let Ok(number) = i32::try_from(info.ssi_signo) else { continue };
             self.interrupted |= ![libc::SIGUSR1, libc::SIGUSR2].contains(&number);
             if info.ssi_code <= 0 || !self.runs {
@@ -478,10 +518,12 @@ impl Drop for Started {
             }
             while waitpid(*pid, None) == Err(Errno::EINTR) {}
         }
-        if self.namespace.as_os_str().is_empty() {
-            super::init::end_children(&self.spared);
+        if let Some(spared) = &self.spared {
+            if self.namespace.as_os_str().is_empty() {
+                super::init::end_children(spared);
+            }
+            terminal::resume_output();
         }
-        terminal::resume_output();
         // The proxy reports its count when no process of the command lives, so that the count is
         // complete, and after the terminal accepts output again.
         self.proxy = None;

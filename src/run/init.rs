@@ -83,6 +83,9 @@ fn build_and_run(channel: &Channel, words: &[OsString]) -> Outcome<()> {
     let blocked = SigSet::all();
     blocked.thread_block().map_err(io::Error::from).attempt(|| "block signals")?;
     let Order::Prepare(spec) = receive(channel)? else { return Err(unexpected()) };
+    if spec.own_session {
+        sys::process::new_session().attempt(|| "start a session of its own")?;
+    }
     let view = if spec.elsewhere.is_some() {
         if spec.net.is_own() {
             let why = "without namespaces the command would have the network of the host";

@@ -32,6 +32,7 @@
 //! enter a user namespace and cannot be forked safely. Signals are blocked before any thread
 //! starts, because each thread inherits the mask.
 
+mod attended;
 mod cgroup;
 mod child;
 mod exit;
@@ -48,6 +49,7 @@ mod terminal;
 mod view;
 mod walls;
 
+pub use attended::{Apart, Attended, Interrupts, Stop, Stopper};
 pub use cgroup::{Group, Share};
 pub use child::{EXEC_VERB, NotStarted, Program, Started, Waited, block_signals, unblock_signals};
 pub use exit::End;
@@ -56,5 +58,6 @@ pub use init::become_command;
 pub use layout::{hidden, hidden_inside};
 pub use net::{Net, Report};
 pub use spec::{Accept, Spec};
+pub use streams::keep_descriptors;
 pub use view::README;
 pub use walls::{ViewWall, Walls, keeps_variable, readme};

@@ -26,6 +26,10 @@ pub struct Spec {
     pub base: OsString,
     /// The store. The command sees only its control socket.
     pub store: OsString,
+    /// The name in the store of the socket that the command finds as `control`, if it is another.
+    pub socket: Option<OsString>,
+    /// Whether the command is in a session of its own, without a terminal.
+    pub own_session: bool,
     /// The directories of other stores.
     pub stores: Vec<OsString>,
     /// Paths hidden unless an option shows them.

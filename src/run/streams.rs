@@ -17,7 +17,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Seek, SeekFrom};
-use std::os::fd::{AsFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, IntoRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::thread::JoinHandle;
@@ -29,7 +29,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::stat::{major, minor};
 use nix::unistd::{dup2_stderr, dup2_stdin, dup2_stdout, pipe2, read, write};
 
-use crate::error::Error;
+use crate::error::{Attempt, Error, Result};
 use crate::sys::{file, process};
 
 /// Bytes per copy.
@@ -87,7 +87,29 @@ pub(super) struct Relays {
     until: Option<OwnedFd>,
 }
 
+/// Keeps the descriptors above 2 of this process from the commands that it starts. Call it before
+/// any thread starts.
+///
+/// # Errors
+/// /proc cannot be read, or a descriptor cannot be changed.
+pub fn keep_descriptors() -> Result<()> {
+    let attempt = || "keep open files from the commands";
+    for number in descriptors().attempt(attempt)?.into_iter().filter(|number| *number > 2) {
+        // The descriptor of the listing itself is closed by now.
+        if flags_of(number).is_some_and(|flags| flags & libc::O_CLOEXEC == 0) {
+            // It stays open here, for whatever the caller keeps it open for.
+            let _open = process::inherited(number).attempt(attempt)?.into_raw_fd();
+        }
+    }
+    Ok(())
+}
+
 impl Streams {
+    /// The streams of a command that gets pipes of its own.
+    pub(super) fn of_pipes(given: Vec<Given>) -> Streams {
+        Streams { given, routes: Vec::new() }
+    }
+
     /// Finds the descriptors that a child would inherit, and makes the pipes. A directory among the
     /// three standard streams becomes `/dev/null`.
     ///

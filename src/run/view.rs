@@ -9,7 +9,7 @@
 //! Landlock also refuses mounting altogether.
 
 use std::collections::HashMap;
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::fs::{self, DirBuilder, Permissions};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -83,8 +83,12 @@ const NO_DEVICES: Flags = Flags { nodev: true, ..Flags::NONE };
 pub(super) fn make(spec: &Spec) -> Result<Layout> {
     std::env::set_current_dir("/").attempt(|| "leave the current directory")?;
     let plan = layout(spec, |path| sys::path::resolve(path).ok().filter(|path| path.is_dir()));
-    let view =
-        View { sources: sources(&plan)?, read_only_later: Vec::new(), tmp: private_options(spec) };
+    let socket = spec.socket.as_deref().unwrap_or(OsStr::new(control::SOCKET));
+    let view = View {
+        sources: sources(&plan, socket)?,
+        read_only_later: Vec::new(),
+        tmp: private_options(spec),
+    };
     make_host_read_only()?;
     view.build(spec, &plan)?;
     Ok(plan)
@@ -173,16 +177,16 @@ fn proc_path<Fd: AsFd>(fd: &Fd) -> PathBuf {
 }
 
 /// Opens the host paths that must be visible inside covered directories.
-fn sources(plan: &Layout) -> Result<HashMap<PathBuf, Source>> {
+fn sources(plan: &Layout, socket: &OsStr) -> Result<HashMap<PathBuf, Source>> {
     let mut sources = HashMap::new();
     for (path, kind) in &plan.mounts {
-        let wanted = match kind {
-            MountKind::Shown | MountKind::Writable => path.clone(),
-            MountKind::Store => path.join(control::SOCKET),
+        let (wanted, seen_at) = match kind {
+            MountKind::Shown | MountKind::Writable => (path.clone(), path.clone()),
+            MountKind::Store => (path.join(socket), path.join(control::SOCKET)),
             _ => continue,
         };
         let source = Source::open(&wanted).attempt(|| format!("open '{}'", wanted.display()))?;
-        sources.insert(wanted, source);
+        sources.insert(seen_at, source);
     }
     for name in DEVICES {
         let path = Path::new("/dev").join(name);

@@ -131,18 +131,26 @@ pub fn is_same_open_file(one: RawFd, other: RawFd) -> bool {
     unsafe { libc::syscall(libc::SYS_kcmp, own, own, KCMP_FILE, one, other) == 0 }
 }
 
-/// Makes a command start with each descriptor at its number (dup2(2)). No number may be that of one
-/// of the descriptors.
+/// Makes a command start with each descriptor at its number (dup2(2)). No number may be that of
+/// another of the descriptors. A descriptor that is at its number stays there, past exec.
 pub fn with_descriptors(command: &mut Command, descriptors: Vec<(OwnedFd, RawFd)>) -> &mut Command {
     let place = move || {
         for (descriptor, number) in &descriptors {
-            // SAFETY: dup2(2) takes numbers, and the child owns its descriptors by number only.
-            Errno::result(unsafe { libc::dup2(descriptor.as_raw_fd(), *number) })?;
+            let own = descriptor.as_raw_fd();
+            // SAFETY: dup2(2) and fcntl(2) take numbers, and the child owns its descriptors by
+            // number only.
+            Errno::result(unsafe {
+                if own == *number {
+                    libc::fcntl(own, libc::F_SETFD, 0)
+                } else {
+                    libc::dup2(own, *number)
+                }
+            })?;
         }
         Ok(())
     };
-    // SAFETY: the closure runs between fork and exec and only calls dup2(2), which is permitted
-    // there (signal-safety(7)).
+    // SAFETY: the closure runs between fork and exec and only calls dup2(2) and fcntl(2), which are
+    // permitted there (signal-safety(7)).
     unsafe { command.pre_exec(place) }
 }
 

@@ -57,7 +57,10 @@ fn one_daemon_serves_all_heads_and_ends_with_the_last_mount() {
     assert_eq!(read(main.join("dir/1")), "1\n");
     forked.live.umount();
     until("the daemon ends", || !lives(pid));
-    assert_eq!(forked.run_in(Path::new("/"), &["--store", &store, "diff", "one@", "@"]), "M\tdir/1\n");
+    assert_eq!(
+        forked.run_in(Path::new("/"), &["--store", &store, "diff", "one@", "@"]),
+        "M\tdir/1\n"
+    );
     forked.live.mount();
     forked.mount("one");
     assert_eq!(read(one.join("dir/1")), "one\n");
@@ -138,7 +141,9 @@ fn a_signal_unmounts_all_heads() {
     let mut user = Command::new("sleep").arg("60").current_dir(&points[1]).spawn().unwrap();
     kill(forked.live.pid(), Signal::SIGTERM).unwrap();
     let main = forked.live.mnt.clone();
-    until("all are unmounted", || ![&main, &points[0], &points[1]].map(|p| forked.is_mounted(p)).contains(&true));
+    until("all are unmounted", || {
+        ![&main, &points[0], &points[1]].map(|p| forked.is_mounted(p)).contains(&true)
+    });
     assert!(lives(pid), "the last user is still there");
     user.kill().unwrap();
     user.wait().unwrap();

@@ -45,7 +45,10 @@ fn a_parent_notices_nothing_of_twenty_forks() {
     puppet.end();
     drop(shell);
     let times = |lines: Vec<String>| -> Vec<String> {
-        lines.into_iter().filter(|line| !line.contains("dir/new") && !line.contains("mapped")).collect()
+        lines
+            .into_iter()
+            .filter(|line| !line.contains("dir/new") && !line.contains("mapped"))
+            .collect()
     };
     assert_same(&times(before), &times(seen(&live.mnt)), "the parent");
 }

@@ -89,9 +89,15 @@ fn forks_are_listed_and_dropped() {
     let list = forked.run_in(&point, &["forks"]);
     let lines: Vec<&str> = list.lines().collect();
     assert_eq!(lines.len(), 3, "{list}");
-    assert!(lines[0].starts_with("  main ") && lines[0].ends_with(main.to_str().unwrap()), "{list}");
+    assert!(
+        lines[0].starts_with("  main ") && lines[0].ends_with(main.to_str().unwrap()),
+        "{list}"
+    );
     assert!(lines[1].starts_with("* mounted ") && lines[1].contains(" of main at "), "{list}");
-    assert!(lines[2].starts_with("  try ") && lines[2].contains("  not mounted  of main"), "{list}");
+    assert!(
+        lines[2].starts_with("  try ") && lines[2].contains("  not mounted  of main"),
+        "{list}"
+    );
     let json = forked.run_in(&main, &["forks", "--json"]);
     let json: Vec<serde_json::Value> =
         json.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
@@ -159,7 +165,8 @@ fn forks_are_made_and_used_without_a_daemon() {
     write(forked.live.mnt.join("dir/1"), "main\n");
     forked.live.umount();
     let store = forked.live.store.to_str().unwrap().to_owned();
-    let run = |words: &[&str]| forked.run_in(Path::new("/"), &[&["--store", &store], words].concat());
+    let run =
+        |words: &[&str]| forked.run_in(Path::new("/"), &[&["--store", &store], words].concat());
     run(&["fork", "try"]);
     run(&["--head", "try", "checkpoint", "from-try"]);
     assert!(run(&["--head", "try", "status"]).contains("\nhead        try\n"));
@@ -194,7 +201,11 @@ fn a_fork_is_mounted_as_its_parent_is() {
     assert!(options(&own).contains(" ro,") && !options(&own).contains("noexec"));
     assert!(own.join(".jailfs").exists());
     // Whether fsync reaches the disk is the same for all.
-    forked.fails_in(&main, &["fork", "fast", forked.at("fast").to_str().unwrap(), "-o", "volatile"], 2);
+    forked.fails_in(
+        &main,
+        &["fork", "fast", forked.at("fast").to_str().unwrap(), "-o", "volatile"],
+        2,
+    );
 }
 
 #[test]

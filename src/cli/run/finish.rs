@@ -12,6 +12,9 @@ use crate::error::{Attempt, Result};
 use crate::run::{block_signals, unblock_signals};
 use crate::sandbox::{Applied, Changes, Detail, Reply, Request, Rev};
 
+/// The address space of a thread that compares trees, in bytes. A comparison recurses as deep as
+/// the tree; only the used part becomes memory.
+pub(super) const STACK: usize = 256 << 20;
 /// The maximum length of the list of discarded paths, in bytes.
 const LISTED: usize = 1 << 20;
 
@@ -138,6 +141,9 @@ impl Sandboxed {
             out::note(&format!("discarded; the changes cannot be listed: {error}"));
         }
         drop(before);
+        if self.has_forks {
+            return Ok(());
+        }
         self.sandbox.rewind_to(&self.savepoint)
     }
 }

@@ -2,10 +2,11 @@
 //!
 //! Messages of jailfs go to standard error: standard output belongs to the command.
 
+mod attempt;
 mod finish;
 mod gate;
 mod outcome;
-mod serve;
+mod race;
 
 use std::ffi::OsString;
 use std::io::{self, IsTerminal};
@@ -25,11 +26,13 @@ use super::{Global, format, options, out, protected, store_path};
 use crate::daemon;
 use crate::daemon::{Choice, Snapdir};
 use crate::error::{Attempt, Error, Kind, Result};
-use crate::run::{End, Program, Spec, block_signals, unblock_signals};
+use crate::run::{End, Program, Spec, block_signals, hidden_inside, unblock_signals};
 use crate::sandbox::{Consent, Reply, Request, Rev};
 use crate::sandbox::{Sandbox, Savepoint, StoreOptions};
 
+use attempt::{Attempt as Try, Ended};
 use outcome::{Fate, Outcome};
+use race::RaceOptions;
 
 /// The exit code if jailfs failed and not the command.
 pub(super) const FAILED: u8 = 125;
@@ -38,7 +41,8 @@ pub(super) const FAILED: u8 = 125;
 /// The command sees the directory at its own path and can change all of it. It sees the rest of the
 /// host read-only and without secrets. When the command has ended, its changes are listed, and
 /// applied, kept or discarded. Kept changes are visible to the next run, and to 'jailfs diff',
-/// 'apply' and 'discard' in this directory. The exit code is that of the command; 124 after a
+/// 'apply' and 'discard' in this directory. With --forks the command runs in several forks of the
+/// sandbox side by side, and the sandbox continues from the best one. The exit code is that of the command; 124 after a
 /// timeout, 125 if jailfs failed, 126 if the command cannot be executed, 127 if it was not found.
 #[derive(Args)]
 pub(super) struct Run {
@@ -94,6 +98,8 @@ pub(super) struct Run {
     #[arg(long, value_name = "NAME", default_value = ".jailfs", value_parser = options::snapname_text)]
     snapname: String,
     #[command(flatten)]
+    race: RaceOptions,
+    #[command(flatten)]
     confine: Confine,
     /// The command and its arguments
     #[arg(
@@ -127,6 +133,14 @@ fn duration(text: &str) -> std::result::Result<Duration, String> {
 
 impl Run {
     pub(super) fn run(&self, global: &Global) -> Result<u8> {
+        let race = match self.race.plan(self.apply || self.ask) {
+            Ok(race) => race,
+            // The command line is wrong, as for an option that is not known.
+            Err(error) => {
+                out::error(&error);
+                return Ok(error.kind.exit_code());
+            }
+        };
         let (base, store) = base_and_store(global)?;
         // Before any thread starts: see `crate::run`.
         block_signals()?;
@@ -139,8 +153,14 @@ impl Run {
         // However many checkpoints the command makes, no earlier state is dropped while it runs:
         // the caller may go back to it.
         sandboxed.sandbox.pin_states();
-        let outcome = self.attempts(&mut sandboxed, &spec)?;
-        sandboxed.finish(self.fate(outcome), outcome)?;
+        let ended = match &race {
+            Some(plan) => race::run(self, plan, &mut sandboxed, &spec)?,
+            None => {
+                let outcome = self.attempts(&sandboxed, &spec)?;
+                sandboxed.finish(self.fate(outcome), outcome)?;
+                outcome
+            }
+        };
         match sandboxed.sandbox.unpin_states() {
             Ok(gone) => {
                 gone.iter().for_each(|one| {
@@ -150,12 +170,12 @@ impl Run {
             Err(error) => log::warn!("unused space was not freed: {error}"),
         }
         drop(sandboxed);
-        if outcome == Outcome::Ended(End::Killed(Signal::SIGINT as u8)) {
+        if ended == Outcome::Ended(End::Killed(Signal::SIGINT as u8)) {
             // A shell loop or script continues after a command that exits with 130. It stops if the
             // command dies of the signal.
             end_by_interrupt()?;
         }
-        Ok(outcome.code())
+        Ok(ended.code())
     }
 
     fn choice(&self) -> Choice {
@@ -175,10 +195,10 @@ impl Run {
     }
 
     /// Runs the command until an attempt succeeds or none is left.
-    fn attempts(&self, sandboxed: &mut Sandboxed, spec: &Spec) -> Result<Outcome> {
+    fn attempts(&self, sandboxed: &Sandboxed, spec: &Spec) -> Result<Outcome> {
         let mut attempt = 1;
         loop {
-            let (outcome, interrupted) = sandboxed.serve(self, spec, attempt)?;
+            let Ended { outcome, interrupted } = self.attempt(sandboxed, spec, attempt)?;
             let is_over = outcome == Outcome::SUCCESS || matches!(outcome, Outcome::NotStarted(_));
             if is_over || interrupted || attempt >= self.attempts {
                 return Ok(outcome);
@@ -195,6 +215,21 @@ impl Run {
             ));
             attempt += 1;
         }
+    }
+
+    fn attempt(&self, sandboxed: &Sandboxed, spec: &Spec, number: u32) -> Result<Ended> {
+        // Until the last process of the command has ended.
+        let _hiding = sandboxed.sandbox.hide(&hidden_inside(spec));
+        let attempt = Try {
+            run: self,
+            spec,
+            sandbox: &sandboxed.sandbox,
+            program: self.program(spec, number),
+            number,
+            tell: Arc::new(out::note),
+            walls: &|walls| out::note(&walls.line()),
+        };
+        attempt.run_alone()
     }
 
     fn fate(&self, outcome: Outcome) -> Fate {
@@ -251,6 +286,8 @@ struct Sandboxed {
     savepoint: Savepoint,
     /// The dangers that the caller of an apply accepts.
     consent: Consent,
+    /// Forks are kept that lie on states since then. A discard keeps these states.
+    has_forks: bool,
 }
 
 impl Sandboxed {
@@ -274,10 +311,12 @@ impl Sandboxed {
                 savepoint: sandbox.savepoint(),
                 sandbox,
                 consent,
+                has_forks: false,
             });
         }
         let start = status.checkpoint.map_or(Rev::Base, |checkpoint| Rev::Id(checkpoint.id));
-        Ok(Sandboxed { start, savepoint: sandbox.savepoint(), sandbox, consent })
+        let savepoint = sandbox.savepoint();
+        Ok(Sandboxed { start, savepoint, sandbox, consent, has_forks: false })
     }
 
     /// Restores the tree to its state before the command.

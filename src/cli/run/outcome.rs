@@ -5,6 +5,9 @@ use crate::run::End;
 /// The exit code after a timeout, as of timeout(1).
 const TIMED_OUT: u8 = 124;
 
+/// The exit code of a command that SIGTERM has ended.
+const STOPPED: u8 = 143;
+
 /// The fate of the changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fate {
@@ -21,6 +24,8 @@ pub(super) enum Outcome {
     Ended(End),
     /// The command was ended because its time was over.
     TimedOut,
+    /// The command was ended because another attempt has won, or because the caller wanted it.
+    Stopped,
     /// The command could not be started; the code to exit with.
     NotStarted(u8),
 }
@@ -32,6 +37,7 @@ impl Outcome {
         match self {
             Outcome::Ended(end) => end.code(),
             Outcome::TimedOut => TIMED_OUT,
+            Outcome::Stopped => STOPPED,
             Outcome::NotStarted(code) => code,
         }
     }

@@ -37,11 +37,11 @@ pub use logfile::{exit_on_panic, limit_log};
 pub use plan::{Choice, Links, MountChoice, Plan, Snapdir};
 pub use serving::{Access, Gate, Serving};
 
-use logfile::{LOG, log_into};
 use crate::error::{Attempt, Error, Kind, Result};
 use crate::sandbox::Sandbox;
 use crate::store::io::codec;
 use crate::sys;
+use logfile::{LOG, log_into};
 use plan::MountPlan;
 use serving::raise_limits;
 use signals::{block_signals, end_on_signals};

@@ -86,7 +86,8 @@ fn mount_namespace_of_self() -> Option<std::path::PathBuf> {
 
 fn still_ending(plan: &Plan, pid: u32) -> Error {
     let attempt = format!("mount head '{}' at '{}'", plan.head, plan.mount_point.display());
-    let reason = format!("the daemon of the store (process {pid}) is ending, and has not ended yet");
+    let reason =
+        format!("the daemon of the store (process {pid}) is ending, and has not ended yet");
     Error::new(Kind::InUse, attempt, reason)
         .hint("end the programs that use its last mount; a second SIGTERM ends it at once")
 }

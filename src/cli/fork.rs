@@ -75,7 +75,9 @@ impl Fork {
         let Reply::Forked(mut forks) = target.call(request)? else { return Err(wrong_answer()) };
         let options = match self.options[..] {
             [] => MountChoice::AsHead(target.head().to_owned()),
-            [_, ..] => MountChoice::Chosen(plans.first().map(|p| p.choice.clone()).unwrap_or_default()),
+            [_, ..] => {
+                MountChoice::Chosen(plans.first().map(|p| p.choice.clone()).unwrap_or_default())
+            }
         };
         // A daemon takes the lock of the store.
         drop(target);
@@ -107,7 +109,13 @@ impl Fork {
             let (base, store) = (base.clone(), store.clone());
             let mount_point = free_mount_point(&point)?;
             store_path::check(&base, &mount_point, &store)?;
-            Ok(Plan { base, mount_point, store, head: head.clone(), choice: options.choice.clone() })
+            Ok(Plan {
+                base,
+                mount_point,
+                store,
+                head: head.clone(),
+                choice: options.choice.clone(),
+            })
         };
         if self.n.is_some() {
             make(&point)?;

@@ -11,8 +11,8 @@ use super::format;
 use crate::error::{Error, Kind, Result};
 use crate::fs::{Refusal, Refused};
 use crate::sandbox::{
-    Applied, Change, Checked, Checkpoint, Collected, FileEdit, Fork, Info, LayerSpace, Node, Operation,
-    Restored, Status, Stepped,
+    Applied, Change, Checked, Checkpoint, Collected, FileEdit, Fork, Info, LayerSpace, Node,
+    Operation, Restored, Status, Stepped,
 };
 use crate::types::{FileKind, TreePath, is_unprintable};
 

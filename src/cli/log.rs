@@ -68,7 +68,8 @@ pub(super) fn head_cell(head: &str, width: Option<usize>) -> String {
 fn line(checkpoint: &Checkpoint, width: usize, heads: Option<usize>) -> String {
     let mark = if checkpoint.current { '*' } else { ' ' };
     let (id, name, time) = (checkpoint.id.0, name(checkpoint), date::utc(checkpoint.time));
-    let (head, message) = (head_cell(&checkpoint.head, heads), format::one_line(&checkpoint.message));
+    let (head, message) =
+        (head_cell(&checkpoint.head, heads), format::one_line(&checkpoint.message));
     format!("{mark} {id:>4}{head}  {name:width$}  {time}  {message}").trim_end().to_owned()
 }
 
@@ -98,7 +99,10 @@ mod tests {
             automatic: false,
             current: true,
         };
-        assert_eq!(line(&checkpoint, 7, None), "*    4  green    2026-01-02 03:04:05Z  two\\nlines");
+        assert_eq!(
+            line(&checkpoint, 7, None),
+            "*    4  green    2026-01-02 03:04:05Z  two\\nlines"
+        );
         let with_head = "*    4  main   green    2026-01-02 03:04:05Z  two\\nlines";
         assert_eq!(line(&checkpoint, 7, Some(5)), with_head);
         (checkpoint.name, checkpoint.current, checkpoint.automatic) = (None, false, true);

@@ -229,7 +229,8 @@ fn mount_that_stays(store: &Path) -> Result<Option<(u32, PathBuf)>> {
             }
             Err(error) => return Err(error),
         };
-        let points = heads.into_iter().map(|one| PathBuf::from(OsString::from_vec(one.mount_point)));
+        let points =
+            heads.into_iter().map(|one| PathBuf::from(OsString::from_vec(one.mount_point)));
         let points: Vec<PathBuf> = points.collect();
         let is_here = |point: &&PathBuf| {
             host::mount_around(point).is_ok_and(|found| found.as_ref() == Some(point))

@@ -159,7 +159,8 @@ impl Watched {
                 Err(_) => return false,
                 Ok(_) => {}
             }
-            let [pipe, socket] = [0, 1].map(|at| polled.get(at).and_then(PollFd::any) == Some(true));
+            let [pipe, socket] =
+                [0, 1].map(|at| polled.get(at).and_then(PollFd::any) == Some(true));
             drop(polled);
             // The socket first: a mount that was announced before the death is aborted too.
             if socket {

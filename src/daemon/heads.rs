@@ -65,8 +65,7 @@ enum Entry {
 impl Heads {
     /// No heads of a store. With `root`, the store stays open while no head is mounted.
     pub(super) fn new(root: Option<Arc<Sandbox>>) -> Heads {
-        let table =
-            Table { heads: BTreeMap::new(), root, is_ending: false, waiting: Vec::new() };
+        let table = Table { heads: BTreeMap::new(), root, is_ending: false, waiting: Vec::new() };
         Heads {
             table: Mutex::new(table),
             changed: Condvar::new(),
@@ -160,8 +159,7 @@ impl Heads {
     /// Ends the comparison in progress in `sandbox`, and waits a short time for it.
     fn interrupt(&self, sandbox: &Arc<Sandbox>) {
         sandbox.interrupt();
-        let is_compared =
-            || std::ptr::eq(self.compared.lock().as_ptr(), Arc::as_ptr(sandbox));
+        let is_compared = || std::ptr::eq(self.compared.lock().as_ptr(), Arc::as_ptr(sandbox));
         if is_compared()
             && self.comparison.try_lock_for(COMPARISON_LIMIT).is_none()
             && is_compared()
@@ -236,8 +234,7 @@ impl Heads {
                 Entry::Mounted(head) => head.open_sandbox(),
                 Entry::Mounting => None,
             });
-            let is_mounting =
-                table.heads.values().any(|entry| matches!(entry, Entry::Mounting));
+            let is_mounting = table.heads.values().any(|entry| matches!(entry, Entry::Mounting));
             if open.is_some() || table.root.is_some() || !is_mounting {
                 return open.or_else(|| table.root.clone());
             }

@@ -106,10 +106,9 @@ impl Serving {
     /// # Errors
     /// The thread cannot be started.
     pub fn listen(&mut self, listener: Listener, access: Access) -> Result<()> {
-        let door =
-            Door { heads: Arc::clone(&self.heads), access, forked_inside: Mutex::default() };
-        let server =
-            listener.serve(Greeting::of_this_process(), move |call, peer| door.answer(call, peer))?;
+        let door = Door { heads: Arc::clone(&self.heads), access, forked_inside: Mutex::default() };
+        let server = listener
+            .serve(Greeting::of_this_process(), move |call, peer| door.answer(call, peer))?;
         self.servers.push(server);
         Ok(())
     }

@@ -57,7 +57,10 @@ fn a_checkpoint_has_its_time_as_text_and_as_seconds() {
         current: true,
     };
     let text = Line::checkpoint(&checkpoint).text().unwrap();
-    assert!(text.starts_with(r#"{"type":"checkpoint","id":3,"head":"main","name":"green""#), "{text}");
+    assert!(
+        text.starts_with(r#"{"type":"checkpoint","id":3,"head":"main","name":"green""#),
+        "{text}"
+    );
     assert!(
         text.contains(r#""time":"2026-01-02 03:04:05Z","secs":1767323045,"nanos":6"#),
         "{text}"
@@ -75,14 +78,8 @@ fn every_tag_is_in_snake_case() {
          \"target_hex\":\"2f657463ff\",\"pid\":7,\"process\":\"cat\"}"
     );
     let text = Line::refusal(&refusal(Refused::Rename(path.clone()))).text().unwrap();
+    assert!(text.starts_with(r#"{"type":"refused_rename","path":"l","to":"l","pid":7"#), "{text}");
     assert!(
-        text.starts_with(r#"{"type":"refused_rename","path":"l","to":"l","pid":7"#),
-        "{text}"
-    );
-    assert!(
-        Line::base_problem(&path, "EACCES")
-            .text()
-            .unwrap()
-            .contains(r#""type":"base_problem""#)
+        Line::base_problem(&path, "EACCES").text().unwrap().contains(r#""type":"base_problem""#)
     );
 }

@@ -42,12 +42,7 @@ fn replies_and_errors_reach_the_client() {
     assert_eq!(client.call(&Request::Log), Ok(Reply::Log(Vec::new())));
     let paths = vec![TreePath::parse(b"a\xff").unwrap()];
     let error = client
-        .call(&Request::Apply {
-            paths,
-            dry_run: true,
-            undo: false,
-            consent: Default::default(),
-        })
+        .call(&Request::Apply { paths, dry_run: true, undo: false, consent: Default::default() })
         .unwrap_err();
     assert_eq!((error.kind, error.hint.as_deref()), (Kind::Conflict, Some("none")));
     assert_eq!(client.call(&Request::Discard { detach_mounts: false }), Ok(Reply::Done));

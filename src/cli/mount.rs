@@ -58,7 +58,7 @@ impl Mount {
                 out::note(&format!("mounted at '{}'", plan.mount_point.display()))
             })?;
         } else {
-            attach::mount(&plan, &MountChoice::Chosen(plan.choice.clone()))?;
+            attach::mount(&plan, &MountChoice::Chosen(Box::new(plan.choice.clone())))?;
         }
         Ok(0)
     }

@@ -225,7 +225,10 @@ fn records_of_the_other_files() {
     let fork = ForkPoint { head: "main".into(), layer: LayerId(7), time: T, since: LayerId(9) };
     let merge = MergePoint { layer: LayerId(8), since: LayerId(300) };
     check(&[
-        (HeadRecord { layer: LayerId(300), forked_from: None, merged: BTreeMap::new() }, "fb2c010000"),
+        (
+            HeadRecord { layer: LayerId(300), forked_from: None, merged: BTreeMap::new() },
+            "fb2c010000",
+        ),
         (
             HeadRecord {
                 layer: LayerId(300),

@@ -133,7 +133,9 @@ impl Run {
         // Before any thread starts: see `crate::run`.
         block_signals()?;
         daemon::exit_on_panic();
-        let sandbox = Sandbox::create_or_open(&base, &store, &StoreOptions::default())?;
+        let head = store_path::head_in(&store, global.head.as_deref())?;
+        let options = StoreOptions::default();
+        let sandbox = Sandbox::create_or_open_head(&base, &store, &options, &head)?;
         sandbox.set_protected(protected::protected()?);
         let spec = self.confine.spec(global, &base, &store)?;
         let consent = Consent { protected: self.protected, privileges: self.privileges };

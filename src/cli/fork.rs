@@ -73,11 +73,11 @@ impl Fork {
         let plans = self.plans(global, &target, &names)?;
         let request = Request::Fork { names, from: self.from.as_deref().map(Rev::parse) };
         let Reply::Forked(mut forks) = target.call(request)? else { return Err(wrong_answer()) };
-        let options = match self.options[..] {
-            [] => MountChoice::AsHead(target.head().to_owned()),
-            [_, ..] => {
-                MountChoice::Chosen(plans.first().map(|p| p.choice.clone()).unwrap_or_default())
+        let options = match plans.first() {
+            Some(plan) if !self.options.is_empty() => {
+                MountChoice::Chosen(Box::new(plan.choice.clone()))
             }
+            _ => MountChoice::AsHead(target.head().to_owned()),
         };
         // A daemon takes the lock of the store.
         drop(target);

@@ -14,7 +14,6 @@ use super::{protected, store_path};
 use crate::daemon;
 use crate::daemon::{MountChoice, Plan};
 use crate::error::{Error, Kind, Result};
-use crate::sandbox::FIRST_HEAD;
 
 /// Mount BASE at MNT, to work in it without changing it
 ///
@@ -58,7 +57,7 @@ impl Mount {
                 out::note(&format!("mounted at '{}'", plan.mount_point.display()))
             })?;
         } else {
-            attach::mount(&plan, &MountChoice::Chosen(plan.choice.clone()))?;
+            attach::mount(&plan, &MountChoice::Chosen(Box::new(plan.choice.clone())))?;
         }
         Ok(0)
     }
@@ -76,7 +75,7 @@ impl Mount {
         choice.volatile |= self.volatile;
         choice.other_base = self.other_base;
         choice.protected = protected::protected()?;
-        let head = global.head.clone().unwrap_or_else(|| FIRST_HEAD.to_owned());
+        let head = store_path::head_in(&store, global.head.as_deref())?;
         Ok(Plan { base, mount_point, store, head, choice })
     }
 }

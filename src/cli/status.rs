@@ -17,8 +17,8 @@ use crate::sandbox::{Reply, Request};
 /// Show the state of the sandbox
 #[derive(Args)]
 pub(super) struct Status {
-    /// Print one JSON object for the sandbox, and one per path that is not rolled back, refused link
-    /// and problem
+    /// Print one JSON object for the sandbox, and one per path that is not rolled back, refused
+    /// link and problem
     #[arg(long)]
     json: bool,
 }
@@ -88,7 +88,8 @@ fn text(status: &Data, head: Option<&str>) -> Vec<String> {
     });
     if status.sync_failed {
         all.push(
-            "a sync of the store failed: what was not synced before may be lost, and nothing can be changed"
+            "a sync of the store failed: what was not synced before may be lost, and nothing can \
+             be changed"
                 .to_owned(),
         );
         all.push(
@@ -98,11 +99,13 @@ fn text(status: &Data, head: Option<&str>) -> Vec<String> {
     }
     if let Some(rollback) = &status.rollback {
         all.push(
-            "an apply failed, and the base is not rolled back yet; until then no other apply is possible"
+            "an apply failed, and the base is not rolled back yet; \
+             until then no other apply is possible"
                 .to_owned(),
         );
         all.push(
-            "(retry: jailfs apply --undo). The mount shows the base as it was before. Not rolled back:"
+            "(retry: jailfs apply --undo). The mount shows the base as it was before. Not rolled \
+             back:"
                 .to_owned(),
         );
         all.extend(

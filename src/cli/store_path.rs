@@ -16,7 +16,7 @@ use super::host;
 use crate::base::Base;
 use crate::control;
 use crate::error::{Attempt, Error, Kind, Result};
-use crate::sandbox::is_base_of;
+use crate::sandbox::{FIRST_HEAD, is_base_of};
 use crate::store;
 
 /// The maximum number of bytes of the base's name in the id.
@@ -191,6 +191,21 @@ pub(super) fn check(base: &Path, mount_point: &Path, store: &Path) -> Result<()>
         );
     }
     Ok(())
+}
+
+/// The head that the command line means, for a command that makes the store if it is missing. A new
+/// store has the first head only.
+///
+/// # Errors
+/// `NoStore`: there is no store, and another head is named.
+pub(super) fn head_in(store: &Path, named: Option<&str>) -> Result<String> {
+    let head = named.unwrap_or(FIRST_HEAD);
+    if head == FIRST_HEAD || store::exists(store) {
+        return Ok(head.to_owned());
+    }
+    let attempt = format!("find head '{head}' in '{}'", store.display());
+    Err(Error::new(Kind::NoStore, attempt, "there is no store yet")
+        .hint("use it without --head first; 'jailfs fork NAME' makes another head"))
 }
 
 /// Refuses a store that a daemon holds, and says where it is mounted. Waits for a daemon that is

@@ -146,8 +146,7 @@ impl Target {
     /// # Errors
     /// Those of the sandbox.
     pub(super) fn head_of_many(&mut self) -> Result<Option<String>> {
-        // TODO(A): an error is one, once Forks is implemented.
-        let Ok(Reply::Forks(forks)) = self.call(Request::Forks) else { return Ok(None) };
+        let Reply::Forks(forks) = self.call(Request::Forks)? else { return Err(wrong_answer()) };
         Ok((forks.len() > 1).then(|| self.head.clone()))
     }
 

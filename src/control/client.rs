@@ -123,7 +123,7 @@ impl Client {
     /// The daemon's own error, or a failure of the connection.
     pub fn call(&mut self, request: &Request) -> Result<Reply> {
         let mut reply = match self.ask(Message::Request(request.clone()))? {
-            Answer::Reply(reply) => reply,
+            Answer::Reply(reply) => *reply,
             Answer::Mounts(_) | Answer::Mounted | Answer::Ending => {
                 return Err(self.lost("the answer does not belong to the request"));
             }

@@ -37,7 +37,7 @@ impl Message {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Answer {
     /// The reply of the sandbox.
-    Reply(Reply),
+    Reply(Box<Reply>),
     /// The mounted heads.
     Mounts(Mounts),
     /// The head is mounted.

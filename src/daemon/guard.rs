@@ -192,7 +192,9 @@ impl Watched {
 
     /// Aborts all mounts. Returns whether each could be aborted.
     fn abort(self) -> bool {
-        let aborted = self.0.into_values().map(|mut abort| abort.write_all(b"1").is_ok());
-        aborted.fold(true, |all, one| all && one)
+        let abort_files = self.0.into_values();
+        // Each is tried, also after a failure.
+        let failed = abort_files.filter_map(|mut abort| abort.write_all(b"1").err());
+        failed.count() == 0
     }
 }

@@ -45,7 +45,7 @@ pub(super) struct MountPlan {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum MountChoice {
     /// These.
-    Chosen(Choice),
+    Chosen(Box<Choice>),
     /// Those of the mount of another head, or the default if it is not mounted.
     AsHead(String),
 }

@@ -220,7 +220,7 @@ impl Door {
             Message::Mount(plan) => self.mount(&head, &plan).map(Answered::from),
             Message::Request(Request::Unmount) => self.unmount(&head),
             Message::Request(request) => {
-                Ok(Answer::Reply(self.handle(&head, request, peer)?).into())
+                Ok(Answer::Reply(Box::new(self.handle(&head, request, peer)?)).into())
             }
         }
     }
@@ -276,7 +276,7 @@ impl Door {
         let plan: MountPlan = codec::decode(plan)
             .map_err(|error| Error::new(Kind::Usage, "read the plan of a mount", error))?;
         let choice = match plan.options {
-            MountChoice::Chosen(choice) => choice,
+            MountChoice::Chosen(choice) => *choice,
             MountChoice::AsHead(like) => {
                 self.heads.get(&like).map(|head| head.choice().clone()).unwrap_or_default()
             }
@@ -310,7 +310,7 @@ impl Door {
         })?;
         mounted.unmount()?;
         let closes_at = Some(Arc::clone(mounted.waiting()));
-        Ok(Answered { answer: Answer::Reply(Reply::Done), closes_at })
+        Ok(Answered { answer: Answer::Reply(Box::new(Reply::Done)), closes_at })
     }
 
     fn handle(&self, head: &str, request: Request, peer: Peer) -> Result<Reply> {

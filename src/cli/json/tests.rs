@@ -25,9 +25,11 @@ fn utf8_text_is_unchanged() {
     let line = Line::change(&change("a/\"ä\n".as_bytes())).text().unwrap();
     assert_eq!(
         line,
-        r#"{"type":"change","status":"M","path":"a/\"ä\n","old_path":null,"file":"file","ino":7,"#
-            .to_owned()
-            + r#""old_size":1,"new_size":2,"lines_added":3,"lines_removed":4,"binary":false}"#
+        concat!(
+            r#"{"type":"change","status":"M","path":"a/\"ä\n","old_path":null,"#,
+            r#""file":"file","ino":7,"old_size":1,"new_size":2,"#,
+            r#""lines_added":3,"lines_removed":4,"binary":false}"#
+        )
     );
 }
 

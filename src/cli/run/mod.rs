@@ -68,7 +68,8 @@ pub(super) struct Run {
     #[arg(long, value_name = "T", value_parser = duration)]
     timeout: Option<Duration>,
     /// Run the command up to N times, each time from the same state, until it exits with 0
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "N", default_value_t = 1,
+        value_parser = clap::value_parser!(u32).range(1..))]
     attempts: u32,
     /// Limit the content that the sandbox stores to N bytes (or with K, M, G, T); then its disk is
     /// full
@@ -95,7 +96,8 @@ pub(super) struct Run {
     #[arg(long, value_name = "HOW", default_value = "hidden", value_parser = options::snapdir_text)]
     snapdir: Snapdir,
     /// The name of that directory
-    #[arg(long, value_name = "NAME", default_value = ".jailfs", value_parser = options::snapname_text)]
+    #[arg(long, value_name = "NAME", default_value = ".jailfs",
+        value_parser = options::snapname_text)]
     snapname: String,
     #[command(flatten)]
     race: RaceOptions,
@@ -145,7 +147,9 @@ impl Run {
         // Before any thread starts: see `crate::run`.
         block_signals()?;
         daemon::exit_on_panic();
-        let sandbox = Sandbox::create_or_open(&base, &store, &StoreOptions::default())?;
+        let head = store_path::head_in(&store, global.head.as_deref())?;
+        let options = StoreOptions::default();
+        let sandbox = Sandbox::create_or_open_head(&base, &store, &options, &head)?;
         sandbox.set_protected(protected::protected()?);
         let spec = self.confine.spec(global, &base, &store)?;
         let consent = Consent { protected: self.protected, privileges: self.privileges };

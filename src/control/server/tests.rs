@@ -17,7 +17,7 @@ fn echo(call: Call, peer: Peer) -> Result<Answered> {
         Message::Request(Request::Log) => Reply::Log(Vec::new()),
         other => return Err(Error::new(Kind::Conflict, "test", format!("{other:?}")).hint("none")),
     };
-    Ok(Answer::Reply(reply).into())
+    Ok(Answer::Reply(Box::new(reply)).into())
 }
 
 fn serve(store: &Path) -> Server {
@@ -163,7 +163,10 @@ fn the_client_of_an_unmount_waits_for_the_end_of_the_mount() {
     let of_handler = mounts.clone();
     let handler = move |call: Call, _: Peer| {
         let at = usize::from(call.head.as_deref() == Some("try"));
-        Ok(Answered { answer: Answer::Reply(Reply::Done), closes_at: Some(of_handler[at].clone()) })
+        Ok(Answered {
+            answer: Answer::Reply(Box::new(Reply::Done)),
+            closes_at: Some(of_handler[at].clone()),
+        })
     };
     let listener = Listener::bind(store.path()).unwrap();
     let server = listener.serve(Greeting::of_this_process(), handler).unwrap();

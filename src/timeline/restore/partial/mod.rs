@@ -1,13 +1,13 @@
-//! Restores single files and directories: some paths become as in another state, the rest of the tree
-//! stays.
+//! Restores single files and directories: some paths become as in another state, the rest of the
+//! tree stays.
 //!
 //! * The cost is what differs at the paths: the difference of the two states is applied to the
 //!   present tree.
-//! * A node has one content for all its names. So a restored name gets the node that it had only if no
-//!   name outside of the paths stands for that node now.
-//! * Otherwise (the file was moved away, or it is a hard link of a name outside) the name gets a copy
-//!   under a fresh inode number. It becomes a hard link again only if the name outside is what it was
-//!   as well.
+//! * A node has one content for all its names. So a restored name gets the node that it had only if
+//!   no name outside of the paths stands for that node now.
+//! * Otherwise (the file was moved away, or it is a hard link of a name outside) the name gets a
+//!   copy under a fresh inode number. It becomes a hard link again only if the name outside is what
+//!   it was as well.
 //! * A name of the base that needs no record is restored by removing what hides it.
 
 mod dirs;
@@ -18,7 +18,7 @@ mod tests;
 
 use crate::error::{Attempt, Error, FsError, FsResult, Kind, Result};
 use crate::fs::{Changed, Invalidations, State};
-use crate::store::record::{HeadRecord, LayerKind, OpVerb, Seal};
+use crate::store::record::{LayerKind, OpVerb, Seal};
 use crate::sys::clock;
 use crate::timeline::mounts::Mounts;
 use crate::timeline::restore::base_paths::BasePaths;
@@ -109,8 +109,7 @@ impl Timeline {
     /// Makes the head's record name the layer `next`, and logs the sealed state.
     fn publish_sealed(&self, changed: &Changed, next: LayerId, attempt: &str) -> Result<()> {
         changed.sealed.clone()?;
-        let record = HeadRecord { layer: next };
-        self.with_reserve(|| self.store.set_head(&self.head, &record))?;
+        self.with_reserve(|| self.store.set_head(&self.head, next))?;
         self.trees.lock().keep(changed.layer, changed.from.tree.clone());
         let sealed = Target { layer: Some(changed.layer), epoch: self.epoch() };
         self.log_operation(OpVerb::Seal, format!("before {attempt}"), sealed).map(drop)

@@ -108,6 +108,19 @@ fn a_command_reads_other_heads_and_drops_only_its_own_forks() {
     assert_eq!(Rev::parse("other@").to_string(), "other@");
 }
 
+/// Forks that a command leaves behind go with its changes, and stay with them.
+#[test]
+fn discarded_and_failed_attempts_leave_no_forks() {
+    let place = Place::new();
+    let said = place.run("--discard", "echo x > a; $JAILFS fork mine -n 3 >/dev/null");
+    assert_eq!(said.code, 0, "{said:?}");
+    assert_eq!(place.ok("base", "forks").lines().count(), 1);
+    let said = place.run("--keep --attempts 2", "$JAILFS fork again$JAILFS_ATTEMPT; exit 1");
+    assert_eq!(said.code, 1, "{said:?}");
+    let forks = place.ok("base", "forks");
+    assert!(forks.contains(" again2 ") && forks.lines().count() == 2, "{forks}");
+}
+
 /// A fork is the sandbox of a command, too.
 #[test]
 fn run_takes_the_head_that_is_named() {

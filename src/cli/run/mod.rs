@@ -23,7 +23,7 @@ use super::mount::directory;
 use super::target::wrong_answer;
 use super::{Global, format, options, out, protected, store_path};
 use crate::daemon;
-use crate::daemon::{Choice, Snapdir};
+use crate::daemon::{Choice, MadeForks, Snapdir};
 use crate::error::{Attempt, Error, Kind, Result};
 use crate::run::{End, Program, Spec, block_signals, unblock_signals};
 use crate::sandbox::{Consent, Reply, Request, Rev};
@@ -192,7 +192,7 @@ impl Run {
                 other => format!("failed ({})", other.code()),
             };
             sandboxed.roll_back()?;
-            sandboxed.sandbox.rewind_to(&sandboxed.savepoint)?;
+            sandboxed.rewind()?;
             out::note(&format!(
                 "attempt {attempt} of {} {how}, and was rolled back",
                 self.attempts
@@ -255,6 +255,8 @@ struct Sandboxed {
     savepoint: Savepoint,
     /// The dangers that the caller of an apply accepts.
     consent: Consent,
+    /// The forks that the command has made.
+    forked: MadeForks,
 }
 
 impl Sandboxed {
@@ -278,10 +280,20 @@ impl Sandboxed {
                 savepoint: sandbox.savepoint(),
                 sandbox,
                 consent,
+                forked: MadeForks::default(),
             });
         }
         let start = status.checkpoint.map_or(Rev::Base, |checkpoint| Rev::Id(checkpoint.id));
-        Ok(Sandboxed { start, savepoint: sandbox.savepoint(), sandbox, consent })
+        let (savepoint, forked) = (sandbox.savepoint(), MadeForks::default());
+        Ok(Sandboxed { start, savepoint, sandbox, consent, forked })
+    }
+
+    /// Drops the checkpoints, names, holds and forks of the command.
+    fn rewind(&self) -> Result<()> {
+        for name in std::mem::take(&mut *self.forked.lock()) {
+            self.sandbox.handle(Request::DropFork { name })?;
+        }
+        self.sandbox.rewind_to(&self.savepoint)
     }
 
     /// Restores the tree to its state before the command.

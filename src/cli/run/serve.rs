@@ -56,7 +56,8 @@ impl Sandboxed {
 
     /// What the command and other clients may ask for while it runs.
     fn access(&self) -> Access {
-        Access::OfRun { gate, head: self.sandbox.head_name().to_owned() }
+        let (head, forked) = (self.sandbox.head_name().to_owned(), Arc::clone(&self.forked));
+        Access::OfRun { gate, head, forked }
     }
 
     /// Without namespaces: serves the tree at a mount of its own, which all processes of this user

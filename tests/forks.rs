@@ -4,8 +4,6 @@
 #![expect(
     clippy::unwrap_used,
     clippy::panic,
-    clippy::indexing_slicing,
-    clippy::disallowed_methods,
     reason = "a failure is what a test is for"
 )]
 

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::host;
+use super::host::{self, Within};
 use crate::control;
 use crate::control::Client;
 use crate::daemon;
@@ -21,6 +21,7 @@ const PAUSE: Duration = Duration::from_millis(10);
 /// # Errors
 /// `InUse`: the head is mounted already. Others are those of the daemon.
 pub(super) fn mount(plan: &Plan, options: &MountChoice) -> Result<()> {
+    check_outside(&plan.mount_point, &plan.store)?;
     let end = Instant::now() + ENDING_LIMIT;
     loop {
         let is_over = Instant::now() > end;
@@ -44,6 +45,25 @@ pub(super) fn mount(plan: &Plan, options: &MountChoice) -> Result<()> {
             Err(_) => {}
         }
         thread::sleep(PAUSE);
+    }
+}
+
+/// Refuses a mount point in a mount of the same store: it would keep that mount busy, and be a part
+/// of its tree.
+///
+/// # Errors
+/// `CannotMount`, with a hint.
+pub(super) fn check_outside(point: &Path, store: &Path) -> Result<()> {
+    let Some(parent) = point.parent().filter(|parent| !parent.as_os_str().is_empty()) else {
+        return Ok(());
+    };
+    match host::within(parent)? {
+        Within::Mount(place) if place.store == store => {
+            let attempt = format!("mount at '{}'", point.display());
+            let reason = "the mount point is inside a mount of the same sandbox";
+            Err(Error::new(Kind::CannotMount, attempt, reason).hint("choose another mount point"))
+        }
+        _ => Ok(()),
     }
 }
 

@@ -105,8 +105,11 @@ impl Fork {
         let store = target.store().to_owned();
         let plan = |head: &String| {
             let point = if self.n.is_some() { point.join(head) } else { point.clone() };
-            make(&point)?;
             let (base, store) = (base.clone(), store.clone());
+            // Before the directory is made, and again after a dead mount is gone.
+            store_path::check(&base, &store_path::resolve_new(&point)?, &store)?;
+            attach::check_outside(&point, &store)?;
+            make(&point)?;
             let mount_point = free_mount_point(&point)?;
             store_path::check(&base, &mount_point, &store)?;
             Ok(Plan {
@@ -118,6 +121,7 @@ impl Fork {
             })
         };
         if self.n.is_some() {
+            store_path::check(&base, &store_path::resolve_new(&point)?.join("x"), &store)?;
             make(&point)?;
         }
         names.iter().map(plan).collect()

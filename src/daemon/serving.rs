@@ -29,8 +29,13 @@ pub enum Access {
         gate: Gate,
         /// The head.
         head: String,
+        /// The forks that the command has made. It may drop these only.
+        forked: MadeForks,
     },
 }
+
+/// The names of forks.
+pub type MadeForks = Arc<Mutex<Vec<String>>>;
 
 impl Access {
     /// The head to which a client is pinned.
@@ -149,7 +154,7 @@ impl Serving {
     }
 
     fn serve_clients(&self, listener: Listener, access: Access) -> Result<Server> {
-        let door = Door { heads: Arc::clone(&self.heads), access, forked_inside: Mutex::default() };
+        let door = Door { heads: Arc::clone(&self.heads), access };
         listener.serve(Greeting::of_this_process(), move |call, peer| door.answer(call, peer))
     }
 
@@ -207,8 +212,6 @@ pub(super) fn raise_limits() -> Result<()> {
 struct Door {
     heads: Arc<Heads>,
     access: Access,
-    /// The forks that a command of `run` has made. It may drop these only.
-    forked_inside: Mutex<Vec<String>>,
 }
 
 impl Door {
@@ -250,7 +253,7 @@ impl Door {
 
     /// Refuses a message that the clients of this socket may not send.
     fn check(&self, head: &str, message: &Message, peer: Peer) -> Result<()> {
-        let Access::OfRun { gate, .. } = &self.access else { return Ok(()) };
+        let Access::OfRun { gate, forked, .. } = &self.access else { return Ok(()) };
         match message {
             Message::Mounts => Ok(()),
             Message::Mount(_) => match self.heads.mounted().first() {
@@ -263,7 +266,7 @@ impl Door {
             },
             // The command may drop what it has made.
             Message::Request(Request::DropFork { name })
-                if peer.is_inside && self.forked_inside.lock().contains(name) =>
+                if peer.is_inside && forked.lock().contains(name) =>
             {
                 Ok(())
             }
@@ -319,11 +322,12 @@ impl Door {
             _ => None,
         };
         let reply = self.heads.handle(head, request)?;
+        let Access::OfRun { forked, .. } = &self.access else { return Ok(reply) };
         match (&reply, dropped) {
             (Reply::Forked(forks), _) if peer.is_inside => {
-                self.forked_inside.lock().extend(forks.iter().map(|fork| fork.name.clone()));
+                forked.lock().extend(forks.iter().map(|fork| fork.name.clone()));
             }
-            (_, Some(name)) => self.forked_inside.lock().retain(|forked| *forked != name),
+            (_, Some(name)) => forked.lock().retain(|forked| *forked != name),
             _ => {}
         }
         Ok(reply)

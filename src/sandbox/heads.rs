@@ -85,6 +85,9 @@ impl Sandbox {
 
     /// Makes heads.
     pub(super) fn fork(&self, names: &[String], from: Option<&Rev>) -> Result<Vec<Fork>> {
+        if let Some(Rev::Head { head, .. }) = from {
+            self.check_seen(head)?;
+        }
         let made = match from {
             None | Some(Rev::Now) => self.timeline.fork(names, None)?,
             // The other head is sealed as it is now.

@@ -1,7 +1,9 @@
 //! Finds the state that a [`Rev`] names, and describes checkpoints.
 
+use std::collections::BTreeSet;
+
 use crate::error::{Error, Kind, Result};
-use crate::fs::State;
+use crate::fs::{Fence, State};
 use crate::sandbox::{Checkpoint, Rev, Sandbox};
 use crate::store::layer::LayerInfo;
 use crate::timeline::Target;
@@ -11,7 +13,29 @@ impl Sandbox {
     /// All sealed states, newest first.
     pub(super) fn checkpoints(&self) -> Vec<Checkpoint> {
         let parent = self.timeline.parent();
-        self.timeline.sealed().iter().rev().filter_map(|info| checkpoint_of(info, parent)).collect()
+        let sealed = self.timeline.sealed();
+        let seen = sealed.iter().rev().filter(|info| self.fs().sees(info));
+        seen.filter_map(|info| checkpoint_of(info, parent)).collect()
+    }
+
+    /// All sealed states of the store.
+    pub fn states(&self) -> BTreeSet<LayerId> {
+        self.timeline.sealed().iter().map(|info| info.header.layer).collect()
+    }
+
+    /// Hides all other states of the store, and the other heads, from the mount of this head and
+    /// from its clients. The states that this head makes are seen.
+    pub fn show_only(&self, states: BTreeSet<LayerId>) {
+        self.fs().set_fence(Fence { head: self.head_name().to_owned(), states });
+    }
+
+    /// Refuses to read another head if only some states are seen.
+    pub(super) fn check_seen(&self, head: &str) -> Result<()> {
+        if self.fs().fence().is_none_or(|fence| fence.head == head) {
+            return Ok(());
+        }
+        let attempt = format!("read head '{head}'");
+        Err(Error::new(Kind::InUse, attempt, "an attempt beside others has its own head only"))
     }
 
     pub(super) fn checkpoint_info(&self, id: LayerId) -> Result<Checkpoint> {
@@ -27,7 +51,8 @@ impl Sandbox {
     }
 
     pub(super) fn sealed_target(&self, id: LayerId) -> Result<Target> {
-        let info = self.timeline.store().layer(id).filter(|layer| layer.seal.is_some());
+        let is_seen = |layer: &LayerInfo| layer.seal.is_some() && self.fs().sees(layer);
+        let info = self.timeline.store().layer(id).filter(is_seen);
         let info = info.ok_or_else(|| no_checkpoint(&Rev::Id(id)))?;
         Ok(Target { layer: Some(id), epoch: info.header.epoch })
     }
@@ -59,6 +84,7 @@ impl Sandbox {
                 return Err(Error::new(Kind::Usage, format!("find checkpoint '{rev}'"), why));
             }
             Rev::Head { head, back } => {
+                self.check_seen(head)?;
                 made_on_request(self.timeline.lineage_of(head)?).nth(*back as usize - 1)
             }
         };
@@ -72,7 +98,10 @@ impl Sandbox {
                 self.timeline.flush()?;
                 Ok(self.fs().state())
             }
-            Rev::Head { head, back: 0 } => self.timeline.state_of_head(head),
+            Rev::Head { head, back: 0 } => {
+                self.check_seen(head)?;
+                self.timeline.state_of_head(head)
+            }
             Rev::Back(_) | Rev::Base | Rev::Id(_) | Rev::Name(_) | Rev::Head { .. } => {
                 self.timeline.state_of(self.target(rev)?)
             }

@@ -9,7 +9,7 @@ use crate::sandbox::diff::compare;
 use crate::sandbox::{Operation, Sandbox, Status};
 use crate::timeline::diff::{PathChange, What};
 use crate::timeline::verb_text;
-use crate::types::TreePath;
+use crate::types::{LayerId, TreePath};
 
 /// The problem of a base path on which another filesystem is mounted.
 const MOUNT_INSIDE: &str = "something else is mounted there; it is shown empty";
@@ -91,6 +91,10 @@ impl Sandbox {
         });
         let mut operations: Vec<Operation> = numbered.collect();
         operations.reverse();
+        if let Some(fence) = self.fs().fence() {
+            let is_seen = |tree: LayerId| fence.states.contains(&tree);
+            operations.retain(|op| op.head == fence.head || op.tree.is_none_or(is_seen));
+        }
         operations
     }
 }

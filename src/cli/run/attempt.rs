@@ -11,7 +11,7 @@ use super::outcome::Outcome;
 use crate::cli::target::wrong_answer;
 use crate::cli::{format, host, out};
 use crate::control::{Listener, numbered_socket};
-use crate::daemon::{Access, ServedApart, Serving};
+use crate::daemon::{Access, MadeForks, ServedApart, Serving};
 use crate::error::{Attempt as _, Error, Kind, Result};
 use crate::fuse::Handed;
 use crate::run::{
@@ -32,6 +32,8 @@ pub(super) struct Attempt<'a> {
     /// The head that it changes.
     pub(super) sandbox: &'a Arc<Sandbox>,
     pub(super) program: Program,
+    /// Gets the forks that the program makes.
+    pub(super) forked: MadeForks,
     /// Tells the attempts of this process apart, from 1.
     pub(super) number: u32,
     pub(super) tell: Tell,
@@ -124,7 +126,8 @@ impl Attempt<'_> {
 
     /// What the command and other clients may ask for while it runs.
     fn access(&self) -> Access {
-        Access::OfRun { gate, head: self.sandbox.head_name().to_owned() }
+        let (head, forked) = (self.sandbox.head_name().to_owned(), Arc::clone(&self.forked));
+        Access::OfRun { gate, head, forked }
     }
 
     /// Without namespaces: serves the tree at a mount of its own, which all processes of this user

@@ -130,7 +130,7 @@ impl Sandboxed {
     }
 
     /// Restores the tree first, whatever the command did to it. Then lists the discarded changes,
-    /// if they can be listed, and drops the checkpoints, names and holds of the command.
+    /// if they can be listed, and drops the checkpoints, names, holds and forks of the command.
     fn discard(&self, is_listed: bool) -> Result<()> {
         let before = self.sandbox.reset_to(&self.start)?;
         let listed = self
@@ -144,7 +144,7 @@ impl Sandboxed {
         if self.has_forks {
             return Ok(());
         }
-        self.sandbox.rewind_to(&self.savepoint)
+        self.rewind()
     }
 }
 

@@ -24,7 +24,7 @@ use super::mount::directory;
 use super::target::wrong_answer;
 use super::{Global, format, options, out, protected, store_path};
 use crate::daemon;
-use crate::daemon::{Choice, Snapdir};
+use crate::daemon::{Choice, MadeForks, Snapdir};
 use crate::error::{Attempt, Error, Kind, Result};
 use crate::run::{End, Program, Spec, block_signals, hidden_inside, unblock_signals};
 use crate::sandbox::{Consent, Reply, Request, Rev};
@@ -212,7 +212,7 @@ impl Run {
                 other => format!("failed ({})", other.code()),
             };
             sandboxed.roll_back()?;
-            sandboxed.sandbox.rewind_to(&sandboxed.savepoint)?;
+            sandboxed.rewind()?;
             out::note(&format!(
                 "attempt {attempt} of {} {how}, and was rolled back",
                 self.attempts
@@ -229,6 +229,7 @@ impl Run {
             spec,
             sandbox: &sandboxed.sandbox,
             program: self.program(spec, number),
+            forked: Arc::clone(&sandboxed.forked),
             number,
             tell: Arc::new(out::note),
             walls: &|walls| out::note(&walls.line()),
@@ -290,6 +291,8 @@ struct Sandboxed {
     savepoint: Savepoint,
     /// The dangers that the caller of an apply accepts.
     consent: Consent,
+    /// The forks that the command has made.
+    forked: MadeForks,
     /// Forks are kept that lie on states since then. A discard keeps these states.
     has_forks: bool,
 }
@@ -315,12 +318,21 @@ impl Sandboxed {
                 savepoint: sandbox.savepoint(),
                 sandbox,
                 consent,
+                forked: MadeForks::default(),
                 has_forks: false,
             });
         }
         let start = status.checkpoint.map_or(Rev::Base, |checkpoint| Rev::Id(checkpoint.id));
-        let savepoint = sandbox.savepoint();
-        Ok(Sandboxed { start, savepoint, sandbox, consent, has_forks: false })
+        let (savepoint, forked) = (sandbox.savepoint(), MadeForks::default());
+        Ok(Sandboxed { start, savepoint, sandbox, consent, forked, has_forks: false })
+    }
+
+    /// Drops the checkpoints, names, holds and forks of the command.
+    fn rewind(&self) -> Result<()> {
+        for name in std::mem::take(&mut *self.forked.lock()) {
+            self.sandbox.handle(Request::DropFork { name })?;
+        }
+        self.sandbox.rewind_to(&self.savepoint)
     }
 
     /// Restores the tree to its state before the command.

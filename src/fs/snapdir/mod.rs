@@ -90,6 +90,14 @@ pub trait Archive: Send + Sync {
     fn parent(&self) -> Option<LayerId>;
 }
 
+/// Which sealed states a mount and its clients see.
+pub struct Fence {
+    /// The head whose own states are seen.
+    pub head: String,
+    /// The other states that are seen.
+    pub states: BTreeSet<LayerId>,
+}
+
 /// A tree in memory.
 struct CachedTree {
     layer: LayerId,
@@ -109,6 +117,8 @@ struct LowerInEpoch {
 pub(super) struct Snapdir {
     archive: Mutex<Option<Arc<dyn Archive>>>,
     view: Mutex<Option<(SnapdirView, Timestamp)>>,
+    /// `None` if all states are seen.
+    fence: Mutex<Option<Arc<Fence>>>,
     table: Mutex<Table>,
     trees: Mutex<VecDeque<CachedTree>>,
     listing: Mutex<Option<(NodeId, Arc<checkpoint::Names>)>>,
@@ -119,6 +129,23 @@ impl Fs {
     /// Sets the access to checkpoints and texts.
     pub fn set_archive(&self, archive: Arc<dyn Archive>) {
         *self.snapdir.archive.lock() = Some(archive);
+    }
+
+    /// Hides the other states of the store. Call it before the mount is visible.
+    pub fn set_fence(&self, fence: Fence) {
+        *self.snapdir.fence.lock() = Some(Arc::new(fence));
+    }
+
+    /// The fence, if some states are not seen.
+    pub fn fence(&self) -> Option<Arc<Fence>> {
+        self.snapdir.fence.lock().clone()
+    }
+
+    /// Whether a sealed state is seen through this head.
+    pub fn sees(&self, info: &LayerInfo) -> bool {
+        self.fence().is_none_or(|fence| {
+            info.header.head == fence.head || fence.states.contains(&info.header.layer)
+        })
     }
 
     /// Sets how the snapshot directory is shown; `None` hides it completely. Call it before the
@@ -267,7 +294,8 @@ impl Fs {
     /// The state of a checkpoint, and the present lower of the live tree. The caller holds the read
     /// guard.
     fn checkpoint_state(&self, layer: LayerId) -> FsResult<(State, Arc<Lower>)> {
-        let info = self.store.layer(layer).filter(is_state).ok_or(FsError::Stale)?;
+        let info = self.store.layer(layer).filter(|info| self.is_seen(info));
+        let info = info.ok_or(FsError::Stale)?;
         let live = Arc::clone(&self.core().state.lower);
         let epoch = info.header.epoch;
         let since = usize::try_from(epoch.0).unwrap_or(usize::MAX);
@@ -312,12 +340,17 @@ impl Fs {
     fn checkpoint_named(&self, name: &Name) -> Option<LayerInfo> {
         let text = std::str::from_utf8(name.as_bytes()).ok()?;
         if let Some(number) = digits(text) {
-            let info = self.store.layer(LayerId(number)).filter(is_state)?;
+            let info = self.store.layer(LayerId(number)).filter(|info| self.is_seen(info))?;
             return (info.header.layer.to_string() == text).then_some(info);
         }
         let mut all = self.store.catalog();
-        all.retain(|info| is_state(info) && name_of(info) == Some(text));
+        all.retain(|info| self.is_seen(info) && name_of(info) == Some(text));
         all.pop()
+    }
+
+    /// Whether a layer is the seal of a state that the mount shows.
+    fn is_seen(&self, info: &LayerInfo) -> bool {
+        is_state(info) && self.sees(info)
     }
 
     /// The attributes of a node with its id as inode number.

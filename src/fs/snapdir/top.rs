@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use crate::error::{FsError, FsResult, Kind};
-use crate::fs::snapdir::{Item, SnapdirView, Text, dir_entry, is_state, name_of};
+use crate::fs::snapdir::{Item, SnapdirView, Text, dir_entry, name_of};
 use crate::fs::{Attr, DirEntry, Entry, Fs};
 use crate::tree::Meta;
 use crate::types::{FileKind, Ino, LayerId, Name, NodeId, Timestamp};
@@ -129,7 +129,7 @@ impl Fs {
     /// The names in `checkpoints`, sorted: all but automatic seals, by name or else by number.
     fn listed_checkpoints(&self) -> Vec<(Name, LayerId, Timestamp)> {
         let mut all: Vec<(Name, LayerId, Timestamp)> = Vec::new();
-        for info in self.store.catalog().iter().filter(|info| is_state(info)) {
+        for info in self.store.catalog().iter().filter(|info| self.is_seen(info)) {
             let Some(seal) = info.seal.as_ref().filter(|seal| !seal.automatic) else { continue };
             let name = seal.name.clone().unwrap_or_else(|| info.header.layer.to_string());
             if let Ok(name) = Name::new(name.as_bytes()) {

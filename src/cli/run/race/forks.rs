@@ -16,7 +16,11 @@ const PREFIX: &str = "run-";
 /// # Errors
 /// Those of the sandbox.
 pub(super) fn make(caller: &Arc<Sandbox>, number: u32) -> Result<(Vec<String>, Rev)> {
-    let race = 1 + list(caller)?.iter().filter_map(|fork| race_of(&fork.name)).max().unwrap_or(0);
+    let Reply::OpLog(log) = caller.handle(Request::OpLog)? else { return Err(wrong_answer()) };
+    let forks = list(caller)?;
+    let earlier = forks.iter().filter_map(|fork| race_of(&fork.name));
+    // The number of the operation that makes the forks, so that a race has its own names.
+    let race = 1 + earlier.chain(log.first().map(|last| last.op)).max().unwrap_or(0);
     let names: Vec<String> = (1..=number).map(|n| format!("{PREFIX}{race}-{n}")).collect();
     let forks = fork(caller, names.clone(), None)?;
     let start = forks.first().and_then(|fork| fork.forked_at).map_or(Rev::Base, Rev::Id);

@@ -33,7 +33,7 @@ use super::outcome::Outcome;
 use super::{Run, Sandboxed};
 use crate::cli::json::Line;
 use crate::cli::out;
-use crate::daemon::{Access, Serving};
+use crate::daemon::{Access, MadeForks, Serving};
 use crate::error::{Attempt, Result};
 use crate::run::{End, Interrupts, Spec, Stopper, hidden_inside, keep_descriptors};
 use crate::sandbox::{Request, Rev};
@@ -126,7 +126,8 @@ impl Race<'_> {
         let caller = &self.sandboxed.sandbox;
         // Until the last process of the last attempt has ended.
         let _hiding = caller.hide(&hidden_inside(self.spec));
-        let access = Access::OfRun { gate, head: caller.head_name().to_owned() };
+        let head = caller.head_name().to_owned();
+        let access = Access::OfRun { gate, head, forked: MadeForks::default() };
         let serving = Serving::open(Arc::clone(caller), access)?;
         let (stopper, stop) = Stopper::new()?;
         let track = Track {
@@ -135,6 +136,7 @@ impl Race<'_> {
             caller,
             serving: &serving,
             start: start.clone(),
+            states: caller.states(),
             stop,
             score: match &self.plan.pick {
                 Pick::Score(command) => Some(command),

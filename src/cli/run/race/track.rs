@@ -5,6 +5,7 @@
 //!   whatever it did.
 //! * The tree is sealed when the command has ended. What the scoring command writes is not in it.
 
+use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,7 +20,7 @@ use crate::cli::run::Run;
 use crate::cli::run::attempt::{Attempt, Ended};
 use crate::cli::run::outcome::Outcome;
 use crate::cli::target::wrong_answer;
-use crate::daemon::Serving;
+use crate::daemon::{MadeForks, Serving};
 use crate::error::Result;
 use crate::fs::Limits;
 use crate::run::{Apart, Program, Spec, Stop, Walls};
@@ -35,6 +36,8 @@ pub(super) struct Track<'a> {
     pub(super) serving: &'a Serving,
     /// The state that each attempt begins with.
     pub(super) start: Rev,
+    /// The states that existed before. An attempt sees these, and those that it makes.
+    pub(super) states: BTreeSet<LayerId>,
     /// Asks all attempts to end.
     pub(super) stop: Stop,
     /// The shell command that scores them.
@@ -79,6 +82,7 @@ impl Track<'_> {
         let mut tried = 1;
         loop {
             let sandbox = self.caller.head(head)?;
+            sandbox.show_only(self.states.clone());
             let mut program = self.run.program(self.spec, number);
             program.env.push(("JAILFS_TRY".into(), tried.to_string().into()));
             let ended = self.perform(&sandbox, program, number, To::Screen)?.0;
@@ -118,6 +122,7 @@ impl Track<'_> {
             spec: self.spec,
             sandbox,
             program,
+            forked: MadeForks::default(),
             number,
             tell: Arc::new(move |text| screen.note_of(number, text)),
             walls: &|walls| self.name_walls(walls),

@@ -160,6 +160,7 @@ impl Attempt<'_> {
         let walls = started.served(Arc::new(move |text| tell(&format::one_line(text))))?;
         (self.walls)(&walls);
         let outcome = match started.run()? {
+            Some(_) if matches!(served, Served::Beside(_)) => Ok(Outcome::Stopped),
             Some(end) => Ok(Outcome::Ended(end)),
             None => self.wait_for_end(&mut started),
         };

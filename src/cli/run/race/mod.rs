@@ -42,7 +42,7 @@ pub(super) use options::{Plan, RaceOptions};
 
 use ask::Answer;
 use options::Pick;
-use result::{Finished, How, winner};
+use result::{Finished, How, can_win, winner};
 use screen::Screen;
 use track::Track;
 
@@ -149,7 +149,8 @@ impl Race<'_> {
         thread::scope(|scope| {
             for _ in 0..self.plan.jobs {
                 let (sender, track, next) = (sender.clone(), &track, &next);
-                let work = move || self.work(track, next, &sender);
+                let stopper = &stopper;
+                let work = move || self.work((track, next), stopper, &sender);
                 let thread = thread::Builder::new().name("attempt".to_owned()).stack_size(STACK);
                 if let Err(error) = thread.spawn_scoped(scope, work) {
                     stopper.stop();
@@ -162,12 +163,22 @@ impl Race<'_> {
     }
 
     /// Runs one attempt after the other until none is left.
-    fn work(&self, track: &Track<'_>, next: &AtomicUsize, results: &Sender<Finished>) {
+    fn work(
+        &self,
+        (track, next): (&Track<'_>, &AtomicUsize),
+        stopper: &Stopper,
+        results: &Sender<Finished>,
+    ) {
         loop {
             let at = next.fetch_add(1, Ordering::Relaxed);
             let Some(head) = self.names.get(at) else { return };
             let number = u32::try_from(at + 1).unwrap_or(u32::MAX);
-            if results.send(track.run(number, head.clone())).is_err() {
+            let one = track.run(number, head.clone());
+            // No other attempt begins after the first success.
+            if self.plan.pick == Pick::First && can_win(&one) && one.how.is_success() {
+                stopper.stop();
+            }
+            if results.send(one).is_err() {
                 return;
             }
         }
@@ -184,9 +195,6 @@ impl Race<'_> {
                         self.screen.finished(one)?;
                     }
                     over.winner = winner(&self.plan.pick, &over.finished);
-                    if over.winner.is_some() && self.plan.pick == Pick::First {
-                        stopper.stop();
-                    }
                 }
                 Err(RecvTimeoutError::Timeout) => self.screen.tick(),
                 Err(RecvTimeoutError::Disconnected) => return Ok(over),

@@ -95,10 +95,14 @@ pub(super) fn score_of(output: &[u8]) -> Option<f64> {
         .filter(|score: &f64| score.is_finite())
 }
 
+/// Whether an attempt has left a state.
+pub(super) fn can_win(one: &Finished) -> bool {
+    one.state.is_some()
+}
+
 /// The winner without a question, by its place among the finished attempts. They are in the order
 /// in which they ended.
 pub(super) fn winner(pick: &Pick, finished: &[Finished]) -> Option<usize> {
-    let can_win = |one: &Finished| one.state.is_some();
     match pick {
         Pick::Ask | Pick::Keep => None,
         Pick::First => finished.iter().position(|one| can_win(one) && one.how.is_success()),

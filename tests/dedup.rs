@@ -315,7 +315,7 @@ fn shared_content_stays_when_its_checkpoint_is_dropped() {
     assert!(place.pools() < 520_000);
     work.drop_checkpoint("one");
     work.gc(None);
-    assert!(place.pools() < 320_000, "what nobody needs is given back");
+    assert!(place.pools() < 320_000, "unneeded content is freed");
     assert!(work.get("f") == first);
     place.check();
     drop(work);
@@ -332,7 +332,7 @@ fn shared_content_stays_when_its_checkpoint_is_dropped() {
     work.checkpoint("four");
     work.drop_checkpoint("three");
     work.gc(None);
-    assert_eq!(place.pools(), 0, "what nobody leads to any more goes");
+    assert_eq!(place.pools(), 0, "unreferenced content is freed");
     place.check();
 }
 

@@ -1,5 +1,5 @@
-//! What programs see in a real mount: the FUSE server passes on what `fs` promises, and the kernel
-//! shows it as a local filesystem would.
+//! Tests real mounts: the FUSE server keeps the promises of `fs`, and programs see a filesystem
+//! that behaves like a local one.
 
 #![expect(
     clippy::unwrap_used,
@@ -539,7 +539,7 @@ fn statting_listed_files_costs_few_requests() {
     // Each directory is read twice: the second answer is empty.
     let [lookups, listed, plain] = cost("find", &["-type", "f"], 400);
     assert!(lookups <= 1 && listed <= 60 && plain == 0, "names: {lookups} {listed} {plain}");
-    assert!(bench.fs.held_nodes() <= 21, "nobody looked at files");
+    assert!(bench.fs.held_nodes() <= 21, "no process looked at files");
     assert_eq!(cost("find", &["-type", "f"], 400)[0], 0);
     // The names are cached, so each file gets a request.
     assert_eq!(cost("find", &["-size", "-9"], 421)[0], 400);

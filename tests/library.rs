@@ -244,7 +244,7 @@ fn holders_of_a_changed_file_get_an_orphan_and_those_of_an_unchanged_one_keep_it
     assert_eq!(get(&sandbox, "same"), "Same");
     assert!(
         sandbox.fs().link(other, NodeId::ROOT, &name("back")).is_err(),
-        "nobody brings it back"
+        "an orphan gets no new name"
     );
 }
 
@@ -489,7 +489,7 @@ fn an_apply_that_fails_leaves_base_and_tree_as_they_were() {
     restore(&sandbox, "@-1");
     put(&sandbox, "a", "short");
     let (_, conflicts) = apply(&sandbox, &[], false);
-    assert_eq!(conflicts, Vec::<String>::new(), "nobody else has changed the base");
+    assert_eq!(conflicts, Vec::<String>::new(), "no other program changed the base");
     assert_eq!(host::read_to_string(place.base.join("a")).unwrap(), "short");
     fails_to_undo_nothing(&sandbox, &place, &long);
 }
@@ -544,7 +544,7 @@ fn an_interrupted_apply_is_rolled_back_at_the_next_start() {
     assert_eq!(
         apply(&sandbox, &[], false).1,
         Vec::<String>::new(),
-        "nobody else has changed the base"
+        "no other program changed the base"
     );
     assert!(get(&sandbox, "a").starts_with("01234mine9"));
     assert!(host::read_to_string(place.base.join("a")).unwrap().starts_with("01234mine9"));
@@ -640,7 +640,7 @@ fn an_interrupted_checkpoint_loses_nothing_and_does_not_exist() {
         );
         let Reply::Log(log) = sandbox.handle(Request::Log).unwrap() else { panic!() };
         let seals: Vec<_> = log.iter().map(|c| (c.automatic, c.name.clone())).collect();
-        assert_eq!(seals, [(true, None)], "what was below is sealed now, as a state of nobody's");
+        assert_eq!(seals, [(true, None)], "the layer below is sealed now, as an unnamed state");
     }
 }
 

@@ -231,7 +231,7 @@ fn an_apply_does_not_change_hard_links_outside_of_the_base() {
     assert_eq!(
         number(ground.base.join("two")),
         number(ground.outside.join("kept-two")),
-        "nobody touched it"
+        "the apply did not touch it"
     );
     sandbox
         .handle(Request::Apply {

@@ -20,7 +20,7 @@ use crate::place::{JAILFS, PATH, Place, STILL_SEEN};
 const ATTACKER: &str = include_str!("attacker.py");
 const MASK: &str = include_str!("../common/mask.py");
 const PYTHON: &str = "/usr/bin/python3";
-const NOBODY: u32 = 65534;
+const ORDINARY_USER: u32 = 65534;
 
 /// A configuration in which the table runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -157,7 +157,7 @@ impl Ground {
         ground.fill_outside();
         if !configuration.is_root() {
             for dir in ["base", "mnt", "home", ""] {
-                chown(ground.place.at(dir), Some(NOBODY), Some(NOBODY)).unwrap();
+                chown(ground.place.at(dir), Some(ORDINARY_USER), Some(ORDINARY_USER)).unwrap();
             }
         }
         if configuration == Overlay {
@@ -192,7 +192,7 @@ impl Ground {
         let all: Vec<PathBuf> = look(&out).into_keys().collect();
         for path in all {
             if !self.configuration.is_root() && path != Path::new("private") {
-                std::os::unix::fs::lchown(out.join(&path), Some(NOBODY), Some(NOBODY)).unwrap();
+                std::os::unix::fs::lchown(out.join(&path), Some(ORDINARY_USER), Some(ORDINARY_USER)).unwrap();
             }
         }
         fs::set_permissions(out.join("tool"), PermissionsExt::from_mode(0o755)).unwrap();

@@ -101,7 +101,7 @@ const REFUSED: FsResult<()> = Err(FsError::LeavesJail);
 fn a_directory_cannot_move_up_while_a_text_may_be_resolved_in_it() {
     let tree = Tree::new();
     let link = tree.symlink("a/b/c/l", "../../../f");
-    assert_eq!(tree.mv("a/b/c", "x/c"), Ok(()), "nobody has read it yet");
+    assert_eq!(tree.mv("a/b/c", "x/c"), Ok(()), "no process has read it yet");
     assert_eq!(tree.mv("x/c", "a/b/c"), Ok(()));
     assert_eq!(tree.read(link), Ok("later ../../../f".into()));
     for (from, to) in [("a/b/c", "c"), ("a/b/c", "a/c"), ("a/b", "b"), ("a/b/c", "x/c")] {
@@ -286,7 +286,7 @@ fn a_text_that_leaves_a_directory_through_its_old_place_waits() {
     assert_eq!(tree.read(near), Ok("../f".into()), "one step is always possible");
     assert_eq!(tree.read(link), Ok("later ../../../f".into()));
     assert_eq!(tree.mv("x/y", "y"), REFUSED);
-    assert_eq!(tree.mv("a/b", "b"), Ok(()), "nobody came there");
+    assert_eq!(tree.mv("a/b", "b"), Ok(()), "no walk reaches it");
     // Two that are exchanged.
     let tree = Tree::new();
     let dirs = ["a/b/c", "x/y/z"];

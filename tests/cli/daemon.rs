@@ -397,7 +397,7 @@ fn a_copy_of_the_mount_in_another_namespace_does_not_keep_the_daemon() {
     until("the daemon ends", || !lives(daemon));
     place.mount();
     other.stdin.take().unwrap().write_all(b"\n").unwrap();
-    assert_eq!(line(), "gone\n", "somebody else's mount is shown there");
+    assert_eq!(line(), "gone\n", "another user's mount is shown there");
     assert!(other.wait().unwrap().success());
 }
 
@@ -501,7 +501,7 @@ fn limits_of_the_shell_do_not_end_the_daemon() {
         [("-n 64", "allows 64 open files (ulimit -n)"), ("-f 16", "allows files of 8192 bytes")]
     {
         let script = format!("ulimit {limit}; exec $JAILFS run --discard -- true");
-        let said = crate::confine::at_srv(&place, crate::confine::Who::Nobody, &script);
+        let said = crate::confine::at_srv(&place, crate::confine::Account::User, &script);
         assert_eq!(said.code, 125, "{said:?}");
         assert!(said.err.contains(says), "{}", said.err);
     }

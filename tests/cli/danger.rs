@@ -3,7 +3,7 @@
 
 use std::os::unix::fs::PermissionsExt;
 
-use crate::confine::{EVERYBODY, Who, at_srv, place};
+use crate::confine::{ACCOUNTS, Account, at_srv, place};
 use crate::place::Place;
 
 /// A change by the command of a run, a path of it, and an option that allows it.
@@ -44,7 +44,7 @@ const ATTACKS: &[(&str, &str, &str)] = &[
 
 #[test]
 fn dangerous_changes_are_refused_until_the_caller_consents() {
-    for who in EVERYBODY {
+    for account in ACCOUNTS {
         let place = place();
         for (attack, path, option) in ATTACKS {
             place.write("attack", attack);
@@ -64,13 +64,13 @@ fn dangerous_changes_are_refused_until_the_caller_consents() {
                  echo > err; chmod 666 err",
             );
             assert_eq!(made.code, 0, "{made:?}");
-            let owner = if who == Who::Nobody { "65534:65534" } else { "0:0" };
+            let owner = if account == Account::User { "65534:65534" } else { "0:0" };
             assert_eq!(place.sh("", &format!("chown -R {owner} fresh")).code, 0);
-            let said = at_srv(&place, who, &script);
+            let said = at_srv(&place, account, &script);
             assert_eq!(
                 said.code,
                 0,
-                "{who:?} {attack}: {}\n{}\n{}",
+                "{account:?} {attack}: {}\n{}\n{}",
                 said.out,
                 said.err,
                 place.read("err")

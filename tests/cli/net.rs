@@ -6,7 +6,7 @@
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
-use crate::confine::{EVERYBODY, Who, at_srv, place};
+use crate::confine::{ACCOUNTS, Account, at_srv, place};
 use crate::place::{Place, until};
 
 /// A server; ended with the test.
@@ -105,7 +105,7 @@ for what, attack in attacks.items():
 
 #[test]
 fn a_command_reaches_listed_hosts_and_no_others() {
-    for who in EVERYBODY {
+    for account in ACCOUNTS {
         let place = place();
         let origin = Origin::start(&place, None);
         place.write("attacks.py", ATTACKS);
@@ -123,9 +123,9 @@ fn a_command_reaches_listed_hosts_and_no_others() {
             {run} python3 -c "$(cat ../attacks.py)" {port} > ../out/attacks 2> ../out/told
             "#
         );
-        let said = at_srv(&place, who, &script);
-        assert_eq!(said.code, 0, "{who:?}: {}\n{}", said.out, said.err);
-        assert_eq!(place.read("out/attacks"), "", "{who:?}");
+        let said = at_srv(&place, account, &script);
+        assert_eq!(said.code, 0, "{account:?}: {}\n{}", said.out, said.err);
+        assert_eq!(place.read("out/attacks"), "", "{account:?}");
         // The caller gets each refusal with its name.
         let told = place.read("out/told");
         assert!(
@@ -152,7 +152,7 @@ fn without_a_list_the_same_attacks_succeed() {
         "#,
         origin.port
     );
-    let said = at_srv(&place, Who::Root, &script);
+    let said = at_srv(&place, Account::Root, &script);
     assert_eq!(said.code, 0, "{}\n{}", said.out, said.err);
     let lines = place.read("out/attacks");
     for attack in ["address", "mapped", "socks"] {
@@ -309,7 +309,7 @@ fn a_list_needs_a_network_namespace_and_valid_entries() {
     }
     let said = crate::confine::without_namespaces(
         &place,
-        Who::Nobody,
+        Account::User,
         "code=0; $JAILFS run --walls landlock --net allow:localhost -- true || code=$?; \
          [ $code = 125 ]",
     );

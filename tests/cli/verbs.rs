@@ -528,7 +528,7 @@ fn a_mount_inside_is_never_detached_silently() {
             [ $code = 11 ]; grep -q "something is mounted on" err
         done
         [ "$(cat mnt/later/data mnt/sub/data)" = "$(printf 'kept\nkept')" ]; [ ! -e mnt/a ]
-        # What stays where it is does not matter.
+        # A mount on a node that does not move does not matter.
         $JAILFS -C mnt restore c1 a; [ "$(cat mnt/a)" = one ]; [ -e mnt/later/data ]
         $JAILFS -C mnt restore c1 --dry-run | grep -q 'in the way: a mount at later'
         $JAILFS -C mnt restore c1 --detach-mounts --json | grep -q '"detached":\["file","later"\]'

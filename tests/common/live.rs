@@ -327,7 +327,7 @@ fn begun_at(pid: u32) -> Option<u64> {
     stat.rsplit_once(')')?.1.split_whitespace().nth(19)?.parse().ok()
 }
 
-/// What the kernel reports about a thread of a process that has not ended.
+/// The kernel's report on a thread of a process that has not ended.
 fn living_thread(pid: u32) -> Option<String> {
     let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).ok()?;
     let stats =

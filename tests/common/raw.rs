@@ -112,7 +112,7 @@ impl Body {
 
 /// The caller, as the header of a request names it.
 #[derive(Clone, Copy, Debug)]
-pub struct Who {
+pub struct Caller {
     pub uid: u32,
     pub gid: u32,
     pub pid: u32,
@@ -204,7 +204,7 @@ pub struct Raw {
     line: OwnedFd,
     mounted: Option<Mounted>,
     pub fs: Arc<Fs>,
-    pub who: Who,
+    pub who: Caller,
     next: u64,
     done: Arc<AtomicBool>,
 }
@@ -230,7 +230,7 @@ impl Raw {
             setsockopt(end, sockopt::SndBufForce, &ROOM)
                 .expect("room for large messages; needs root");
         }
-        let who = Who { uid: 0, gid: 0, pid: std::process::id() };
+        let who = Caller { uid: 0, gid: 0, pid: std::process::id() };
         let mut raw = Raw {
             dir,
             line,
@@ -263,7 +263,7 @@ impl Raw {
         // The kernel's request numbers are even; an odd one marks an interrupt.
         self.next += 2;
         let len = u32::try_from(40 + body.0.len()).expect("a length");
-        let Who { uid, gid, pid } = self.who;
+        let Caller { uid, gid, pid } = self.who;
         let header = Body::new()
             .u32(len)
             .u32(opcode)

@@ -244,7 +244,7 @@ fn content_left_behind_by_a_rename_counts_and_is_dropped_first() {
     assert!(place.pools() > 4 << 20);
     (0..6).for_each(|_| work.rest());
     assert_eq!(tend(), Tended::Done);
-    assert!(place.pools() < MOST, "nobody came to its name: {}", place.pools());
+    assert!(place.pools() < MOST, "the file got no new name: {}", place.pools());
     // For less time if there is too much.
     fs.set_edit_bounds(keep_one(MOST));
     download(&work, "large");

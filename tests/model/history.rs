@@ -1,5 +1,5 @@
-//! What users do: checkpoints, restores, applies, remounts, kills and diffs; and the checks after
-//! each.
+//! The operations of users: checkpoints, restores, applies, remounts, kills and diffs; and the
+//! checks after each.
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -33,7 +33,7 @@ const DURING: &str = "during apply";
 pub static LANDED: AtomicU64 = AtomicU64::new(0);
 pub static LEFT: AtomicU64 = AtomicU64::new(0);
 
-/// What may happen to the holders of a file that has not been written to.
+/// The fates that the holders of an unwritten file may have.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Untouched {
     /// They keep the node.
@@ -658,7 +658,7 @@ fn name_of(path: &[u8]) -> &[u8] {
     path.rsplit(|b| *b == b'/').next().unwrap_or_default()
 }
 
-/// What a path shows, without what a diff leaves out.
+/// The node at a path, without the parts that a diff leaves out.
 fn seen(
     tree: &Tree,
     id: Id,

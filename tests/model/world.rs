@@ -168,7 +168,7 @@ impl World {
 
     pub fn close(&mut self) {
         let sandbox = self.sandbox.take().unwrap();
-        assert_eq!(Arc::strong_count(&sandbox), 1, "nobody else has it");
+        assert_eq!(Arc::strong_count(&sandbox), 1, "another thread holds it");
     }
 
     pub fn ask(&self, request: Request) -> Reply {
@@ -326,7 +326,7 @@ impl World {
         }
     }
 
-    /// What the holders of a node see after it lost its last name.
+    /// Updates the holders' view of a node that lost its last name.
     pub fn orphaned(&mut self, ino: Id, node: Node) {
         if let Some(id) = self.held_as(ino) {
             let dir = node.is_dir();

@@ -186,9 +186,9 @@ fn a_store_that_others_can_write_is_refused() {
 fn a_directory_with_other_files_is_refused_and_unchanged() {
     let live = Live::new("echo base > base");
     let other = live.outside().join("other");
-    shell(live.outside(), "mkdir -m 1777 other; echo theirs > other/somebody; mkdir base2 mnt2");
+    shell(live.outside(), "mkdir -m 1777 other; echo theirs > other/file; mkdir base2 mnt2");
     let told = refused(live.outside(), &["mount", "base2", "mnt2", "--store", "other"], 1);
-    assert!(told.contains("the directory holds 'somebody'"), "{told}");
+    assert!(told.contains("the directory holds 'file'"), "{told}");
     assert_eq!(std::fs::metadata(&other).unwrap().mode() & 0o7777, 0o1777);
 }
 

@@ -1,4 +1,4 @@
-//! What programs see. Each test does the same in a plain directory of the host and in a mount, and
+//! Compares the view of programs. Each test does the same in a plain directory of the host and in a mount, and
 //! compares the outcomes, down to the errno. Where the host gives no reference (inode numbers
 //! across a restore, for example), the test asserts the promise.
 

@@ -16,7 +16,7 @@ struct Watch(File, Vec<(i32, String)>);
 
 impl Watch {
     fn new() -> Watch {
-        // SAFETY: inotify_init1(2) returns a new descriptor, which nobody else owns.
+        // SAFETY: inotify_init1(2) returns a new descriptor, which only this value owns.
         let file = unsafe {
             let fd = libc::inotify_init1(libc::IN_CLOEXEC | libc::IN_NONBLOCK);
             assert!(fd >= 0);

@@ -91,7 +91,7 @@ impl Drop for Server<'_> {
 
 #[test]
 fn every_checkpoint_of_a_writing_postgres_recovers_as_after_a_crash() {
-    let place = Place::new("postgres", User::Nobody, &["-o", "allow_other"]);
+    let place = Place::new("postgres", User::Ordinary, &["-o", "allow_other"]);
     let out = place.out();
     let _server = Server(&place);
     place.step("begin");

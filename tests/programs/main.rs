@@ -99,5 +99,5 @@ fn sqlite_loses_nothing() {
 
 #[test]
 fn postgres_loses_nothing() {
-    program("postgres", User::Nobody, &["-o", "allow_other"]);
+    program("postgres", User::Ordinary, &["-o", "allow_other"]);
 }

@@ -8,10 +8,10 @@
     clippy::unwrap_used,
     clippy::panic,
     clippy::indexing_slicing,
-    reason = "a failure is what a test is for"
+    reason = "a test fails by panicking"
 )]
 
-#[expect(dead_code, reason = "other tests need more of it")]
+#[expect(dead_code, reason = "other tests use the rest of it")]
 #[path = "power/disk.rs"]
 mod disk;
 
@@ -244,9 +244,9 @@ fn writes_while_an_apply_rebases_the_head_survive_a_kill() {
 
 /// A kernel that records the names that are invalidated.
 #[derive(Default)]
-struct Told(Mutex<BTreeSet<(NodeId, Name)>>);
+struct Invalidated(Mutex<BTreeSet<(NodeId, Name)>>);
 
-impl Kernel for Told {
+impl Kernel for Invalidated {
     fn flush(&self) -> Result<(), Error> {
         Ok(())
     }
@@ -265,8 +265,8 @@ fn a_restore_after_an_apply_invalidates_all_hard_links_of_a_file() {
     for are_removed in [&[][..], &["further"], &["further", "new"], &["link", "new"]] {
         let dir = tempfile::tempdir().unwrap();
         let sandbox = prepare(dir.path());
-        let (told, fs) = (Arc::new(Told::default()), Arc::clone(sandbox.fs()));
-        sandbox.attach(Arc::clone(&told) as Arc<dyn Kernel>);
+        let (invalidated, fs) = (Arc::new(Invalidated::default()), Arc::clone(sandbox.fs()));
+        sandbox.attach(Arc::clone(&invalidated) as Arc<dyn Kernel>);
         let file = find(&fs, "new").unwrap();
         for link in ["link", "further"] {
             assert_eq!(fs.link(file, NodeId::ROOT, &name(link)).unwrap().id, file);
@@ -286,7 +286,7 @@ fn a_restore_after_an_apply_invalidates_all_hard_links_of_a_file() {
         });
         let Reply::Applied(done) = applied.result.unwrap() else { panic!("not an apply") };
         assert_eq!(fs.state().lower.epoch(), done.epoch);
-        told.0.lock().unwrap().clear();
+        invalidated.0.lock().unwrap().clear();
         let restore = Request::Restore {
             detach_mounts: false,
             to: Rev::parse("start"),
@@ -296,7 +296,7 @@ fn a_restore_after_an_apply_invalidates_all_hard_links_of_a_file() {
         sandbox.handle(restore).unwrap();
         let names =
             BTreeSet::from(["new", "link", "further"].map(|link| (NodeId::ROOT, name(link))));
-        let forgotten = told.0.lock().unwrap().clone();
+        let names = invalidated.0.lock().unwrap().clone();
         assert!(names.is_subset(&forgotten), "without {are_removed:?}: {forgotten:?}");
         assert_eq!(get(&fs, "further").as_deref(), Some("new"));
     }
@@ -377,7 +377,7 @@ fn an_error_during_the_rebase_loses_nothing() {
     for what in ["store.write", "store.rename", "store.sync-dir", "store.sync", "store.open"] {
         let mut done = 0;
         for at in 1.. {
-            assert!(at < 200, "{what}: there is no end to it");
+            assert!(at < 200, "{what}: the operation never ends");
             let dir = tempfile::tempdir().unwrap();
             let sandbox = prepare(dir.path());
             let fs = Arc::clone(sandbox.fs());
@@ -420,7 +420,7 @@ fn a_rebase_that_exceeds_one_record_leaves_the_head_on_the_old_base() {
     let layers = layers_of_an_apply();
     let (mut stayed, mut rebased) = (0, 0);
     for at in 1.. {
-        assert!(at < 200, "there is no end to it");
+        assert!(at < 200, "the operation never ends");
         let dir = tempfile::tempdir().unwrap();
         let sandbox = prepare(dir.path());
         let fs = Arc::clone(sandbox.fs());
@@ -494,7 +494,7 @@ fn a_power_cut_during_the_rebase_loses_no_synced_change() {
                 |change| matches!(change, Change::Mkdir { name, .. } if name == "00000004"),
             );
         let when = format!("written at moment {moment}");
-        assert!(running.lock().unwrap().is_none(), "{when}: there is no such moment");
+        assert!(running.lock().unwrap().is_none(), "{when}: there is no such failpoint");
         while get(sandbox.fs(), "more149").is_none_or(|text| text != "more") {
             std::thread::yield_now();
         }

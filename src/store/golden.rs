@@ -16,7 +16,7 @@ use super::record::*;
 use super::volatile::VolatileRecord;
 use crate::store::content::checksums::ChecksumsRecord;
 use crate::store::content::remap::{PackedRun, RemapRecord};
-use crate::store::edits_log::{Bounds, Content, EditsLogRecord, How, Version};
+use crate::store::edits_log::{Bounds, Content, EditsLogRecord, How, LoggedEdit};
 use crate::store::io::codec::{decode, encode};
 use crate::store::io::writer::Writer;
 use crate::tree::{Body, Dentry, Edit, Meta, Node, Origin, Source};
@@ -263,13 +263,13 @@ fn records_of_the_edit_history() {
             Source::Pool { layer: LayerId(7), offset: 4096 },
         )],
     };
-    let version = |how| Version { time: T, how, content: Some(Arc::new(content.clone())) };
-    let nothing = Version { time: T, how: How::Undone, content: None };
+    let edit = |how| LoggedEdit { time: T, how, content: Some(Arc::new(content.clone())) };
+    let nothing = LoggedEdit { time: T, how: How::Undone, content: None };
     check(&[
         (EditsLogRecord::Opened { writer: SEVEN }, "0007070707070707070707070707070707"),
-        (EditsLogRecord::Bounds(Bounds { versions: 10, bytes: 300 }), "010afb2c01"),
+        (EditsLogRecord::Bounds(Bounds { edits: 10, bytes: 300 }), "010afb2c01"),
         (
-            EditsLogRecord::Kept(vec![(path(), version(How::Written)), (path(), nothing.clone())]),
+            EditsLogRecord::Kept(vec![(path(), edit(How::Written)), (path(), nothing.clone())]),
             "020203612f620305000109fba481fbe803640100030503050305010106757365722e78017600fb2c\
              010103612f6201020303050305020100fb2c010007fb001003612f6203050600",
         ),
@@ -288,7 +288,7 @@ fn records_of_the_edit_history() {
                 path: path(),
                 next: 4,
                 at: None,
-                versions: vec![(3, nothing.clone(), true)],
+                edits: vec![(3, nothing.clone(), true)],
             },
             "0a03612f62040001030305060001",
         ),

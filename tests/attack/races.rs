@@ -437,7 +437,7 @@ fn every_race_leads_out_of_an_overlayfs() {
         prepare(&place, &root);
         let begun = Instant::now();
         let tally = run(attack, &place, &root, begun + PATIENCE);
-        assert!(tally.is_out(), "{}: nothing came of it: {tally:?}", attack.name);
+        assert!(tally.is_out(), "{}: no attack ran: {tally:?}", attack.name);
         let seen = tally.seen.lock().unwrap();
         eprintln!(
             "{}: out of an overlayfs after {:.2} s: {seen:?}",

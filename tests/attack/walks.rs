@@ -117,7 +117,7 @@ fn a_directory_cannot_move_up_while_a_text_may_be_resolved_in_it() {
     assert_eq!(
         tree.read(tree.id("c/l")),
         REFUSED.map(|()| String::new()),
-        "and who asks again is refused"
+        "and a second rename is refused"
     );
     let (refusals, count) = tree.sandbox.fs().refusals();
     assert_eq!((refusals.len(), count), (8, 8), "{refusals:?}");
@@ -213,7 +213,7 @@ fn a_link_that_was_found_nearer_to_the_root_is_looked_up_again() {
     assert_eq!(tree.mv("a/l", "x/y/z/l"), Ok(()));
     // A walk may have found it in `a`, and send READLINK only now.
     assert_eq!(tree.read(link), Err(FsError::Stale));
-    assert_eq!(tree.read(link), Err(FsError::Stale), "however often");
+    assert_eq!(tree.read(link), Err(FsError::Stale), "repeated any number of times");
     let again = tree.id("x/y/z/l");
     assert_ne!(again, link);
     assert_eq!(tree.read(again), Ok("../../f".into()));
@@ -222,7 +222,7 @@ fn a_link_that_was_found_nearer_to_the_root_is_looked_up_again() {
     assert_eq!(tree.read(link), Err(FsError::Stale));
     tree.unlink("x/y/z/l");
     assert_eq!(tree.sandbox.fs().getattr(link).err(), Some(FsError::NotFound));
-    assert!(tree.sandbox.fs().getattr(again).is_ok(), "its holder keeps it");
+    assert!(tree.sandbox.fs().getattr(again).is_ok(), "its holder keeps the file");
     tree.forget(link);
 
     // A link that stays inside from both is served, and a removed name of two still counts.
@@ -231,7 +231,7 @@ fn a_link_that_was_found_nearer_to_the_root_is_looked_up_again() {
     assert_eq!(tree.read(plain), Ok("../f".into()));
     let twice = tree.symlink("a/t", "../../f");
     tree.sandbox.fs().link(twice, tree.id("x/y"), &name("t")).unwrap();
-    assert_eq!(tree.read(twice), Err(FsError::LeavesJail), "from its name in a");
+    assert_eq!(tree.read(twice), Err(FsError::LeavesJail), "by its name in a");
     tree.unlink("a/t");
     assert_eq!(tree.read(twice), Err(FsError::Stale));
     assert_eq!(tree.read(tree.id("x/y/t")), Ok("../../f".into()));

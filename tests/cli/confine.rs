@@ -521,7 +521,7 @@ fn keys_of_the_host_are_unreachable() {
     assert_eq!((outside.as_str(), behind.as_str()), ("PLANTED\n", "refused\n"));
     assert_eq!(
         without, "PLANTED\n",
-        "the key can be read as soon as the filter lets the call through"
+        "the key is readable if the filter allows the call"
     );
 }
 

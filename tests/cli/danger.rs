@@ -195,7 +195,7 @@ fn a_tree_of_endless_paths_is_listed_in_bounded_memory() {
     let limited = |line: &str| place.sh("base", &format!("ulimit -v 700000; $JAILFS {line}"));
     let said = limited(&format!("run --keep -- python3 -c \"{DEEP}\" 2> /dev/null"));
     assert_eq!(said.code, 0, "{said:?}");
-    for (line, told) in [
+    for (line, expected) in [
         ("status", "451 paths"),
         ("diff | tail -c 9", "/planted\n"),
         ("diff --stat | tail -n 1", "451 added"),
@@ -203,7 +203,7 @@ fn a_tree_of_endless_paths_is_listed_in_bounded_memory() {
     ] {
         let said = limited(line);
         assert_eq!(said.code, 0, "{line}: {}", said.err);
-        assert!(said.out.contains(told), "{line}: {}", said.out);
+        assert!(said.out.contains(expected), "{line}: {}", said.out);
     }
     let refused = limited("apply");
     assert_eq!(refused.code, 3, "{}", refused.err);

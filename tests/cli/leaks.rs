@@ -9,7 +9,7 @@ use crate::place::Place;
 /// fail.
 const WORDS: &str = r#"
 no() { if "$@" >/dev/null 2>&1; then echo "it went well: $*" >&2; exit 99; fi; }
-silent() { if "$@" 2>/dev/null | grep -aq SECRET; then echo "it was told: $*" >&2; exit 99; fi; }
+silent() { if "$@" 2>/dev/null | grep -aq SECRET; then echo "revealed by: $*" >&2; exit 99; fi; }
 "#;
 
 /// A place whose home, the base of these tests, has secrets in files and directories, and one that
@@ -229,7 +229,7 @@ fn a_command_can_do_nothing_through_the_daemon_of_another_sandbox() {
 fn no_standard_stream_can_be_a_directory_of_the_host() {
     let place = home();
     let inside = "for fd in 0 1 2; do ls /proc/self/fd/$fd/etc /proc/self/fd/$fd/srv \
-        >/srv/out/told 2>/dev/null && cat /srv/out/told >>/srv/out/leak; done; true";
+        >/srv/out/answer 2>/dev/null && cat /srv/out/answer >>/srv/out/leak; done; true";
     let script = format!(
         "chmod 777 /srv/out; $JAILFS run --bind-rw /srv/out --keep -- sh -c '{inside}' < /
          $JAILFS run --bind-rw /srv/out --keep -- sh -c '{inside}' 1< /

@@ -120,19 +120,19 @@ fn a_command_reaches_listed_hosts_and_no_others() {
             out=$({run} sh -c 'unset HTTP_PROXY http_proxy ALL_PROXY all_proxy
                 curl -sS --socks5-hostname 127.0.0.1:61080 http://localhost:{port}/greeting')
             [ "$out" = 'hello from the origin' ]
-            {run} python3 -c "$(cat ../attacks.py)" {port} > ../out/attacks 2> ../out/told
+            {run} python3 -c "$(cat ../attacks.py)" {port} > ../out/attacks 2> ../out/log
             "#
         );
         let said = at_srv(&place, account, &script);
         assert_eq!(said.code, 0, "{account:?}: {}\n{}", said.out, said.err);
         assert_eq!(place.read("out/attacks"), "", "{account:?}");
         // The caller gets each refusal with its name.
-        let told = place.read("out/told");
+        let log = place.read("out/log");
         assert!(
-            told.contains(&format!("refused 127.0.0.1:{port}: it is not in the list")),
-            "{told}"
+            log.contains(&format!("refused 127.0.0.1:{port}: it is not in the list")),
+            "{log}"
         );
-        assert!(told.contains("connections to"), "{told}");
+        assert!(log.contains("connections to"), "{log}");
         assert!(!place.read("notes").contains("stolen"), "{}", place.read("notes"));
     }
 }

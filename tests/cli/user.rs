@@ -171,7 +171,7 @@ fn an_apply_is_rolled_back_although_its_user_may_no_longer_read_write_or_own_its
 
         $JAILFS mount base mnt; rm -f mnt/roots; echo new > mnt/new; $JAILFS umount mnt
         cut '[ ! -e roots ]'; [ "$(cat base/roots)" = "root's" ]; [ ! -e base/new ]
-        (cd base; ! $JAILFS apply > ../home/told 2>&1); grep -q roots home/told
+        (cd base; ! $JAILFS apply > ../home/err 2>&1); grep -q roots home/err
         "#,
     );
     assert_eq!(said.code, 0, "{}\n{}", said.out, said.err);
@@ -249,8 +249,8 @@ fn paths_that_an_ordinary_user_cannot_write_are_refused_before_anything_is_writt
         cd ../base
         cd ..; $JAILFS mount base mnt; (cd mnt; echo changed > a; echo x > roots/new; echo z > z)
         $JAILFS umount mnt; cd base
-        code=0; $JAILFS apply 2> ../home/told || code=$?; cat ../home/told; [ $code = 1 ]
-        grep -q "'roots' cannot be written: it belongs to user 0.*nothing is written" ../home/told
+        code=0; $JAILFS apply 2> ../home/err || code=$?; cat ../home/err; [ $code = 1 ]
+        grep -q "'roots' cannot be written: it belongs to user 0.*nothing is written" ../home/err
         [ "$(cat a)" = one ]; [ ! -e roots/new ]; [ ! -e z ]
         $JAILFS status > ../home/status; ! grep 'not rolled back' ../home/status; $JAILFS log
         $JAILFS apply a z; [ "$(cat a z | tr '\n' ' ')" = 'changed z ' ]

@@ -174,13 +174,13 @@ impl Live {
             std::thread::sleep(Duration::from_millis(1));
         }
         // A request that arrives while the kernel closes the connection gets this error.
-        let told = loop {
+        let error = loop {
             match statvfs(&self.mnt).unwrap_err() {
                 Errno::ECONNABORTED if Instant::now() < gone => {}
                 errno => break errno,
             }
         };
-        assert_eq!(told, Errno::ENOTCONN);
+        assert_eq!(error, Errno::ENOTCONN);
     }
 
     fn daemon(&self) -> u32 {

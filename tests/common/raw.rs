@@ -220,7 +220,7 @@ impl Raw {
         let dir = tempfile::tempdir().expect("a directory for the test");
         let (base, store, mnt) = super::places(dir.path());
         std::fs::create_dir(&base).expect("make the base");
-        std::fs::create_dir(&mnt).expect("make what stands for the mount point");
+        std::fs::create_dir(&mnt).expect("make the file that stands for the mount point");
         fill(&base);
         let fs = super::open_new(&base, &store, &mnt);
         let (line, device) =
@@ -384,7 +384,7 @@ impl Raw {
         if answer.is_empty() {
             return;
         }
-        let behind = self.receive(PATIENCE).expect("what is sent behind the answer");
+        let behind = self.receive(PATIENCE).expect("the data after the answer");
         assert_eq!((behind.unique, behind.errno), (unique, Errno::EIO as i32));
     }
 
@@ -424,7 +424,7 @@ impl Raw {
 
     /// Takes no more answers.
     pub fn refuse_answers(&self) {
-        shutdown(self.line.as_raw_fd(), Shutdown::Read).expect("close our ear");
+        shutdown(self.line.as_raw_fd(), Shutdown::Read).expect("close our end");
     }
 
     /// The number of requests of one kind that the server got.

@@ -10,7 +10,7 @@
     clippy::disallowed_methods,
     clippy::print_stderr,
     unsafe_code,
-    reason = "a test may stop at whatever it does not expect, and touches files as programs do"
+    reason = "a test fails by panicking, and opens files as programs do"
 )]
 
 mod acls;
@@ -21,7 +21,7 @@ mod common;
 mod dirs;
 mod errnos;
 #[path = "../common/live.rs"]
-#[expect(dead_code, reason = "each test file uses another part of this")]
+#[expect(dead_code, reason = "each test file uses a part of this")]
 mod harness;
 mod identity;
 mod owners;

@@ -269,7 +269,7 @@ impl Checker {
                 let home = run.target();
                 let is_there = ends.get(&run.layer).is_some_and(|end| home.end <= *end);
                 let is_home = self.maps.get(&run.layer).is_none_or(|map| {
-                    let places = map.locate(run.layer, home.clone());
+                    let places = map.locate(run.layer, home);
                     let [place] = places.as_slice() else { return false };
                     place.layer == run.layer && place.offset == home.start
                 });

@@ -420,7 +420,10 @@ fn an_apply_that_failed_before_it_began_is_not_rolled_back_after_a_later_one() {
         }
         assert!(failed >= 5, "{failed} syncs failed");
         let is_distinguished = if also.is_empty() { went_on >= 2 } else { refused >= 2 };
-        assert!(is_distinguished, "{also}: of {failed} syncs, {went_on} were ignored and {refused} reported");
+        assert!(
+            is_distinguished,
+            "{also}: of {failed} syncs, {went_on} were ignored and {refused} reported"
+        );
     }
 }
 

@@ -108,7 +108,10 @@ fn at_every_step_of(live: &Live, words: &[&str]) {
             );
             for (id, state) in found.iter().filter(|(id, _)| *id != "@") {
                 let was = before.get(id).or(after.get(id));
-                assert!(was.is_some_and(|was| was == state), "{when}: checkpoint {id} has other content");
+                assert!(
+                    was.is_some_and(|was| was == state),
+                    "{when}: checkpoint {id} has other content"
+                );
             }
             for id in before.keys().filter(|id| after.contains_key(*id)) {
                 assert!(found.contains_key(id), "{when}: checkpoint {id} is gone");
@@ -479,7 +482,11 @@ fn write_the_base_at_every_step(
             }
             assert!(!output.status.success(), "{rule}: it reports success, and did nothing");
             assert!(kept.keys().eq(tree.keys()), "{rule}: there is another checkpoint");
-            assert_eq!(kept["@"].len(), tree["@"].len(), "{rule}: the tree is neither the old nor the new one");
+            assert_eq!(
+                kept["@"].len(),
+                tree["@"].len(),
+                "{rule}: the tree is neither the old nor the new one"
+            );
             assert!(step < 400, "{rule}: the operation never ends");
         }
         eprintln!("{words:?}: {action}: {step} steps, in {done} of them it was done all the same");

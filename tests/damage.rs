@@ -83,7 +83,8 @@ fn try_all(cases: &[(Case, Option<Verdict>)]) -> Vec<String> {
                         Err(why) => wrong.lock().unwrap().push(format!("'{case}': {why}")),
                         Ok(verdict) => {
                             if wanted.is_some_and(|wanted| wanted != verdict) {
-                                let message = format!("'{case}' is {verdict:?}, and not {wanted:?}");
+                                let message =
+                                    format!("'{case}' is {verdict:?}, and not {wanted:?}");
                                 wrong.lock().unwrap().push(message);
                             }
                             eprintln!("'{case}' is {verdict:?}");

@@ -432,7 +432,11 @@ fn the_kernel_checks_permissions_and_ordinary_writers_lose_setuid() {
     }
     fs::set_permissions(bench.at("open"), PermissionsExt::from_mode(0o6777)).unwrap();
     OpenOptions::new().write(true).open(bench.at("open")).unwrap().set_len(1).unwrap();
-    assert_eq!(fs::metadata(bench.at("open")).unwrap().mode() & 0o7777, 0o6777, "root keeps the bits");
+    assert_eq!(
+        fs::metadata(bench.at("open")).unwrap().mode() & 0o7777,
+        0o6777,
+        "root keeps the bits"
+    );
 }
 
 #[test]

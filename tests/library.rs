@@ -574,7 +574,11 @@ fn a_replaced_base_file_is_never_shown_as_the_old_one() {
     // A kernel that has dropped it looks it up again.
     let old = id(&sandbox, "seen");
     sandbox.fs().forget(old, 9);
-    assert_eq!(get(&sandbox, "seen"), "new", "content that was never copied up is shown as it is now");
+    assert_eq!(
+        get(&sandbox, "seen"),
+        "new",
+        "content that was never copied up is shown as it is now"
+    );
     let Reply::Status(status) = sandbox.handle(Request::Status).unwrap() else { panic!() };
     assert!(status.base_problems.iter().any(|(path, _)| path.to_string() == "covered"));
     // Rewritten in place, while it is open here.

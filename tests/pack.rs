@@ -325,7 +325,10 @@ fn a_flipped_bit_is_not_copied_to_a_place_where_it_would_pass_as_correct() {
     let work = place.open();
     work.0.compact().unwrap();
     let problems = Sandbox::check_store(&place.store, true).unwrap().problems;
-    assert!(problems.len() == 1 && problems[0].contains("layers/00000002/pool at offset 0"), "{problems:?}");
+    assert!(
+        problems.len() == 1 && problems[0].contains("layers/00000002/pool at offset 0"),
+        "{problems:?}"
+    );
     for n in [0, 2, 3] {
         assert!(work.get(&format!("f{n}")) == bytes(n, 9000), "{n}");
     }

@@ -414,10 +414,7 @@ fn run(seed: u64) -> usize {
         assert!(checked.problems.is_empty(), "{context}: {:#?}", checked.problems);
         assert!(checked.warnings.is_empty(), "{context}: {:#?}", checked.warnings);
     }
-    assert!(
-        edits > CUTS / 4,
-        "JAILFS_POWER_SEED={seed}: only {edits} edits survived {CUTS} cuts"
-    );
+    assert!(edits > CUTS / 4, "JAILFS_POWER_SEED={seed}: only {edits} edits survived {CUTS} cuts");
     CUTS
 }
 

@@ -228,7 +228,8 @@ impl World {
         // The recovering start may be interrupted without another boot.
         let step = 1 + self.random.below(LONGEST_START);
         failpoint::with(&format!("fail:any:{step}+:EIO"), || drop(Sandbox::open(&store)));
-        let open = || drop(Sandbox::open(&store).unwrap_or_else(|error| panic!("{context}: {error}")));
+        let open =
+            || drop(Sandbox::open(&store).unwrap_or_else(|error| panic!("{context}: {error}")));
         let further = if depth > 0 {
             self.cut((&base, &store), MORE_RARELY, &format!("{context}, opened"), open).1
         } else {
@@ -393,7 +394,8 @@ fn run(seed: u64) -> usize {
             undo,
             consent: jailfs::sandbox::Consent::ALL,
         };
-        let context = format!("JAILFS_POWER_SEED={seed}, {}", if undo { "undone" } else { "applied" });
+        let context =
+            format!("JAILFS_POWER_SEED={seed}, {}", if undo { "undone" } else { "applied" });
         shell(&world.live.base, "sync -f .");
         let work = || {
             let sandbox = Sandbox::open(&store).unwrap();

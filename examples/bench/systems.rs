@@ -100,7 +100,11 @@ impl System {
     pub fn mount(&self, base: &Path, place: &Path) -> Res<Live> {
         let [mnt, upper, work] = ["mnt", "upper", "work"].map(|name| place.join(name));
         if let System::Native = self {
-            return Ok(Live { root: base.to_owned(), mount_point: None, daemon: Serving::NoProcess });
+            return Ok(Live {
+                root: base.to_owned(),
+                mount_point: None,
+                daemon: Serving::NoProcess,
+            });
         }
         for dir in [&mnt, &upper, &work] {
             std::fs::create_dir_all(dir)?;

@@ -118,8 +118,8 @@ impl Place {
         mount(&self.base, &self.mnt, &self.store)
     }
 
-    /// Measures the time to mount a copy of the store, in milliseconds. Background work may remove a
-    /// file while it is being copied; then the store is copied again.
+    /// Measures the time to mount a copy of the store, in milliseconds. Background work may remove
+    /// a file while it is being copied; then the store is copied again.
     fn time_to_mount(&self) -> Result<f64> {
         let copy = self.dir.path().join("copy");
         for _ in 1..COPIES {

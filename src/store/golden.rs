@@ -68,7 +68,7 @@ fn check<T: Serialize + DeserializeOwned + PartialEq + std::fmt::Debug>(rows: &[
 }
 
 #[test]
-fn records_of_a_journal() {
+fn headers_of_a_journal() {
     let header = Header {
         layer: LayerId(7),
         parent: Some(LayerId(6)),
@@ -77,17 +77,6 @@ fn records_of_a_journal() {
         kind: LayerKind::Continues,
         time: T,
     };
-    let seal = Seal { name: Some("green".into()), message: "m".into(), time: T, automatic: false };
-    let image = |node| PreImage { path: path(), node };
-    let source = Source::Pool { layer: LayerId(9), offset: 4096 };
-    let pre = PreNode {
-        ino: Ino(5),
-        host: 5,
-        node: node(file()),
-        extents: vec![(ByteRange::at(0, 300), source)],
-    };
-    let edits = |edit| Record::Edits(vec![edit]);
-    let ino = Ino(1 << 48);
     check(&[
         (Record::Header(header.clone()), "00070106046d61696e01000305"),
         (
@@ -105,7 +94,7 @@ fn records_of_a_journal() {
         (
             Record::Header(Header {
                 parent: None,
-                kind: LayerKind::Lands(LayerId(5)),
+                kind: LayerKind::Rebased(LayerId(5)),
                 ..header.clone()
             }),
             "000700046d61696e0104050305",
@@ -114,7 +103,23 @@ fn records_of_a_journal() {
             Record::Header(Header { parent: None, kind: LayerKind::Gathered, ..header }),
             "000700046d61696e01050305",
         ),
-        (Record::Opened { writer: SEVEN }, "0107070707070707070707070707070707"),
+    ]);
+}
+
+const INO: Ino = Ino(1 << 48);
+
+fn pooled() -> Source {
+    Source::Pool { layer: LayerId(9), offset: 4096 }
+}
+
+fn edits(edit: Edit) -> Record {
+    Record::Edits(vec![edit])
+}
+
+#[test]
+fn node_edits_of_a_journal() {
+    let ino = INO;
+    check(&[
         (
             edits(Edit::Put { ino, node: Box::new(node(file())) }),
             "020100fd0000000000000100fba481fbe803640100030503050305010106757365722e78017600fb\
@@ -145,9 +150,17 @@ fn records_of_a_journal() {
             edits(Edit::Xattr { ino, name: b"user.x".to_vec(), value: Some(b"v".to_vec()) }),
             "020102fd000000000000010006757365722e78010176",
         ),
+        (edits(Edit::Remove { ino }), "020106fd0000000000000100"),
+    ]);
+}
+
+#[test]
+fn extent_and_dentry_edits_of_a_journal() {
+    let ino = INO;
+    check(&[
         (edits(Edit::Resize { ino, size: 1 << 40 }), "020103fd0000000000000100fd0000000000010000"),
         (
-            edits(Edit::Map { ino, range: ByteRange::at(4096, 4096), to: Some(source) }),
+            edits(Edit::Map { ino, range: ByteRange::at(4096, 4096), to: Some(pooled()) }),
             "020104fd0000000000000100fb0010fb0020010009fb0010",
         ),
         (
@@ -179,7 +192,21 @@ fn records_of_a_journal() {
             "02010501026eff010101020303050305",
         ),
         (edits(Edit::Dentry { dir: Ino::ROOT, name: name(), to: None }), "02010501026eff00"),
-        (edits(Edit::Remove { ino }), "020106fd0000000000000100"),
+    ]);
+}
+
+#[test]
+fn other_records_of_a_journal() {
+    let seal = Seal { name: Some("green".into()), message: "m".into(), time: T, automatic: false };
+    let image = |node| PreImage { path: path(), node };
+    let pre = PreNode {
+        ino: Ino(5),
+        host: 5,
+        node: node(file()),
+        extents: vec![(ByteRange::at(0, 300), pooled())],
+    };
+    check(&[
+        (Record::Opened { writer: SEVEN }, "0107070707070707070707070707070707"),
         (Record::Synced, "03"),
         (Record::Seal(seal), "040105677265656e016d030500"),
         (Record::PreImage(image(None)), "0503612f6200"),

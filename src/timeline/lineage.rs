@@ -25,7 +25,7 @@ impl Timeline {
         let mut line = self.ancestry();
         let mut bottom = line.last().cloned().or_else(|| self.store.layer(self.fs.upper_layer()));
         while let Some(LayerInfo {
-            header: Header { layer, kind: LayerKind::Lands(before), .. },
+            header: Header { layer, kind: LayerKind::Rebased(before), .. },
             ..
         }) = bottom
         {

@@ -37,7 +37,8 @@ fn a_mount_in_the_base_appears_empty_and_status_reports_it() {
     let problems: Vec<&str> = status.lines().filter(|line| line.contains("base_problem")).collect();
     assert_eq!(problems.len(), 1, "{problems:?}");
     assert!(
-        problems[0].contains(r#""path":"d""#) && problems[0].contains("something else is mounted there"),
+        problems[0].contains(r#""path":"d""#)
+            && problems[0].contains("something else is mounted there"),
         "{problems:?}"
     );
     let text = place.ok(&["-C", "mnt", "status"]);

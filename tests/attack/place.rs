@@ -35,7 +35,8 @@ impl Place {
     /// A place for a test with this time limit.
     pub fn new(patience: Duration) -> Place {
         let dir = tempfile::Builder::new().prefix("jailfs-attack-").tempdir().expect("a directory");
-        fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o755)).expect("open it to all users");
+        fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o755))
+            .expect("open it to all users");
         fs::create_dir_all(dir.path().join("1/2/3")).expect("make directories");
         let place = Place { dir: Some(dir), done: Arc::default() };
         watch(place.root().to_owned(), Arc::clone(&place.done), patience);

@@ -149,8 +149,8 @@ fn shell(place: &Place, dir: &str, script: &str) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// `links=show` leaves one thing open: readlink(2) follows the links before the last component in the
-/// same call. So it returns the text of a link outside, and whether it exists; never more.
+/// `links=show` leaves one thing open: readlink(2) follows the links before the last component in
+/// the same call. So it returns the text of a link outside, and whether it exists; never more.
 #[test]
 fn links_show_reveals_only_the_text_of_links_outside() {
     let place = place();

@@ -410,7 +410,11 @@ fn no_race_leads_out_of_the_mount() {
             rate(tried),
             rate(came)
         );
-        assert!(tried > 0 && came > 0, "{}: no process went through a link: {tally:?}", attack.name);
+        assert!(
+            tried > 0 && came > 0,
+            "{}: no process went through a link: {tally:?}",
+            attack.name
+        );
         changes += made;
         tries += tried;
         inside += came;

@@ -192,7 +192,12 @@ impl Ground {
         let all: Vec<PathBuf> = look(&out).into_keys().collect();
         for path in all {
             if !self.configuration.is_root() && path != Path::new("private") {
-                std::os::unix::fs::lchown(out.join(&path), Some(ORDINARY_USER), Some(ORDINARY_USER)).unwrap();
+                std::os::unix::fs::lchown(
+                    out.join(&path),
+                    Some(ORDINARY_USER),
+                    Some(ORDINARY_USER),
+                )
+                .unwrap();
             }
         }
         fs::set_permissions(out.join("tool"), PermissionsExt::from_mode(0o755)).unwrap();

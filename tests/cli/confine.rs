@@ -519,10 +519,7 @@ fn keys_of_the_host_are_unreachable() {
     drop(holder.stdin.take());
     holder.wait().unwrap();
     assert_eq!((outside.as_str(), behind.as_str()), ("PLANTED\n", "refused\n"));
-    assert_eq!(
-        without, "PLANTED\n",
-        "the key is readable if the filter allows the call"
-    );
+    assert_eq!(without, "PLANTED\n", "the key is readable if the filter allows the call");
 }
 
 #[test]
@@ -661,7 +658,12 @@ fn without_namespaces_a_command_is_refused_unless_the_caller_accepts_less() {
         let expected = if runs { "ran\ncode 0\n" } else { "code 125\n" };
         assert_eq!(said.out, expected, "{account:?} {options}: {}", said.err);
         let says_how = said.err.contains("--walls=landlock runs the command without namespaces");
-        assert_eq!(says_how, account == Account::User && !runs, "{account:?} {options}: {}", said.err);
+        assert_eq!(
+            says_how,
+            account == Account::User && !runs,
+            "{account:?} {options}: {}",
+            said.err
+        );
     }
 }
 

@@ -25,7 +25,8 @@ fn soft_limits_of_memory_and_processes_are_raised() {
         for n in 1 2 3 4 5 6 7 8 9 10; do $JAILFS diff > /dev/null & all=\"$all $!\"; done
         for one in $all; do wait $one || exit 8; done; echo x > x; $JAILFS checkpoint > /dev/null";
     let mut command = place.command("mnt", "bash");
-    let output = crate::place::said(command.env("JAILFS", crate::place::JAILFS).args(["-c", script]));
+    let output =
+        crate::place::said(command.env("JAILFS", crate::place::JAILFS).args(["-c", script]));
     assert_eq!(output.code, 0, "{output:?}");
     place.umount();
     let said = place.sh(
@@ -36,8 +37,8 @@ fn soft_limits_of_memory_and_processes_are_raised() {
 }
 
 /// An ordinary user cannot raise hard limits. If they are too low for a daemon, it says so before
-/// it mounts. Whatever the limit of threads, the daemon serves, or reports the thread that it could
-/// not start.
+/// it mounts. At any limit of threads, the daemon serves, or reports the thread that it could not
+/// start.
 #[test]
 fn hard_limits_that_are_too_low_are_reported() {
     let place = user::place();

@@ -181,7 +181,8 @@ fn a_bind_shows_nothing_that_is_hidden_in_it() {
 
 #[test]
 fn a_command_can_do_nothing_through_the_daemon_of_another_sandbox() {
-    for (account, walls) in [(Account::Root, "all"), (Account::User, "all"), (Account::User, "landlock")] {
+    let cases = [(Account::Root, "all"), (Account::User, "all"), (Account::User, "landlock")];
+    for (account, walls) in cases {
         let place = home();
         for dir in ["other", "mnt", "third"] {
             fs::create_dir_all(place.at(dir)).unwrap();

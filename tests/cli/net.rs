@@ -128,10 +128,7 @@ fn a_command_reaches_listed_hosts_and_no_others() {
         assert_eq!(place.read("out/attacks"), "", "{account:?}");
         // The caller gets each refusal with its name.
         let log = place.read("out/log");
-        assert!(
-            log.contains(&format!("refused 127.0.0.1:{port}: it is not in the list")),
-            "{log}"
-        );
+        assert!(log.contains(&format!("refused 127.0.0.1:{port}: it is not in the list")), "{log}");
         assert!(log.contains("connections to"), "{log}");
         assert!(!place.read("notes").contains("stolen"), "{}", place.read("notes"));
     }

@@ -109,7 +109,8 @@ fn output_of_a_command_is_in_its_files_in_order() {
             .eq(std::iter::once("before".to_owned()).chain(expected).collect::<Vec<_>>()),
         "{log}"
     );
-    assert!(log.lines().last().unwrap().starts_with("jailfs: "), "the last line is from jailfs: {log}");
+    let last = log.lines().last().unwrap();
+    assert!(last.starts_with("jailfs: "), "the last line is from jailfs: {log}");
     // Many bytes, a command that is killed, and one that times out.
     let many = "head -c 50000000 /dev/zero | tr '\\0' x";
     let script = format!(

@@ -31,7 +31,7 @@ fn work(place: &Place) {
     fs::create_dir(place.at("mnt/kind")).unwrap();
 }
 
-const WORK: &str = "M\ta\nD\tdel\nT\tkind/\nm\tmode\nA\tn/\nA\tn/f\nR\output-name\tnew-name\n";
+const WORK: &str = "M\ta\nD\tdel\nT\tkind/\nm\tmode\nA\tn/\nA\tn/f\nR\told-name\tnew-name\n";
 
 fn sorted(text: &str) -> Vec<String> {
     let mut lines: Vec<String> = text.lines().map(str::to_owned).collect();

@@ -318,7 +318,10 @@ fn content_that_an_undo_restored_survives_a_failed_seal_on_a_full_disk() {
         });
         assert!(work.bytes("a") == first, "write {write} failed: {outcome:?}");
         drop(work);
-        assert!(place.open().bytes("a") == first, "write {write} failed, the next start: {outcome:?}");
+        assert!(
+            place.open().bytes("a") == first,
+            "write {write} failed, the next start: {outcome:?}"
+        );
         if outcome.is_ok() {
             break;
         }

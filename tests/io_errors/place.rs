@@ -219,7 +219,11 @@ impl Place {
         for name in names(&sandbox).iter().filter(|name| *name != "probe") {
             must(restore(&sandbox, name), "restore", context);
             let made = ever.iter().find_map(|seen| seen.checkpoints.get(name));
-            assert_eq!(Some(&picture(&sandbox)), made, "{context}: checkpoint {name} has other content");
+            assert_eq!(
+                Some(&picture(&sandbox)),
+                made,
+                "{context}: checkpoint {name} has other content"
+            );
         }
         must(restore(&sandbox, "probe"), "restore", context);
         assert_eq!(picture(&sandbox), probed, "{context}: the new checkpoint has other content");

@@ -250,8 +250,5 @@ fn a_daemon_that_is_killed_during_a_collection_loses_nothing() {
         assert_same(&was[1], &live.snapshot(), steps);
         live.umount();
     }
-    assert!(
-        whole.exists() && left.contains(&3),
-        "processes were killed after the drop: {left:?}"
-    );
+    assert!(whole.exists() && left.contains(&3), "processes were killed after the drop: {left:?}");
 }

@@ -541,8 +541,10 @@ impl World {
             }
             let names: BTreeSet<&Bytes> = old.keys().chain(new.keys()).collect();
             for name in names {
-                let is_advertised =
-                    invalidated.names.iter().any(|(dir, n)| *dir == id && n.as_bytes() == &name[..]);
+                let is_advertised = invalidated
+                    .names
+                    .iter()
+                    .any(|(dir, n)| *dir == id && n.as_bytes() == &name[..]);
                 let known = self.dentries.get(&(id, name.clone())).copied();
                 let stale = match (old.get(name), new.get(name)) {
                     (None, Some(_)) => true,
@@ -748,7 +750,9 @@ fn check_diff(old: &Tree, new: &Tree, changes: &[Change], modified: Modified) {
         left.insert(at, *id);
     }
     for (path, id) in &is {
-        let Some(before) = left.get(path) else { panic!("{} was added and is not listed", show(path)) };
+        let Some(before) = left.get(path) else {
+            panic!("{} was added and is not listed", show(path))
+        };
         if !named.contains(path) && !path.is_empty() {
             assert!(
                 seen(old, *before) == seen(new, *id),

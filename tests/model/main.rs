@@ -24,7 +24,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use history::{REBASED, LEFT};
+use history::{LEFT, REBASED};
 use tree::Times;
 use world::World;
 
@@ -79,5 +79,9 @@ fn the_library_does_what_the_simple_model_does() {
         None => (1..=number("JAILFS_MODEL_SEEDS").unwrap_or(SEEDS)).for_each(run),
     }
     let count = |of: &AtomicU64| of.load(Ordering::SeqCst);
-    eprintln!("{} applies rebased the head while programs wrote, {} did not", count(&REBASED), count(&LEFT));
+    eprintln!(
+        "{} applies rebased the head while programs wrote, {} did not",
+        count(&REBASED),
+        count(&LEFT)
+    );
 }

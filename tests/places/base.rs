@@ -24,7 +24,10 @@ fn a_moved_base_is_accepted_where_the_user_names_it() {
     let place = live.outside().to_owned();
     shell(&place, "mv base moved");
     let output = refused(&place, &["--store", "store", "status"], 1);
-    assert!(output.contains("if it was moved") && output.contains("jailfs mount --store"), "{output}");
+    assert!(
+        output.contains("if it was moved") && output.contains("jailfs mount --store"),
+        "{output}"
+    );
     said(&place, &["mount", "moved", "mnt", "--store", "store"]);
     assert_eq!(
         shell(&live.mnt, "tail -n1 part; cat unsealed; tail -n1 e/big"),
@@ -86,7 +89,10 @@ fn another_directory_at_the_path_of_the_base_is_refused() {
     ] {
         let output = refused(&place, words, 3);
         assert!(output.contains("the store holds the changes of another directory"), "{output}");
-        assert!(output.contains("put that one back") && output.contains("--other-base"), "{output}");
+        assert!(
+            output.contains("put that one back") && output.contains("--other-base"),
+            "{output}"
+        );
     }
     assert_eq!(shell(&place, "cat base/other; tail -n1 base/part"), "other\n5000\n");
     // The changes can be shown over it. Files that were copied up in full are there; ranges that
@@ -207,6 +213,9 @@ fn a_store_refuses_another_base() {
     let live = worked();
     shell(live.outside(), "mkdir another");
     let output = refused(live.outside(), &["mount", "another", "mnt", "--store", "store"], 1);
-    assert!(output.contains("it belongs to the base") && output.contains(text(&live.base)), "{output}");
+    assert!(
+        output.contains("it belongs to the base") && output.contains(text(&live.base)),
+        "{output}"
+    );
     assert!(output.contains("hint: ") && output.contains("--other-base"), "{output}");
 }

@@ -167,7 +167,10 @@ fn a_store_that_others_can_write_is_refused() {
     for mode in ["770", "707", "777", "720", "702"] {
         shell(&place, &format!("chmod {mode} store"));
         let output = refused(&place, &words, 1);
-        assert!(output.contains("others can write") && output.contains("chmod 700"), "{mode}: {output}");
+        assert!(
+            output.contains("others can write") && output.contains("chmod 700"),
+            "{mode}: {output}"
+        );
     }
     for mode in ["700", "750", "755"] {
         shell(&place, &format!("chmod {mode} store"));

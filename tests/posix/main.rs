@@ -1,6 +1,6 @@
-//! Compares the view of programs. Each test does the same in a plain directory of the host and in a mount, and
-//! compares the outcomes, down to the errno. Where the host gives no reference (inode numbers
-//! across a restore, for example), the test asserts the promise.
+//! Compares the view of programs. Each test does the same in a plain directory of the host and in a
+//! mount, and compares the outcomes, down to the errno. Where the host gives no reference (inode
+//! numbers across a restore, for example), the test asserts the promise.
 
 #![expect(
     clippy::unwrap_used,

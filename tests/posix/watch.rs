@@ -48,7 +48,11 @@ impl Watch {
                 let name = &buffer[at + 16..at + 16 + name_len];
                 let name = name.split(|byte| *byte == 0).next().unwrap_or_default();
                 let (_, watched) = self.1.iter().find(|(number, _)| *number == watch).unwrap();
-                events.push(format!("{watched}: {} {}", event(mask), String::from_utf8_lossy(name)));
+                events.push(format!(
+                    "{watched}: {} {}",
+                    event(mask),
+                    String::from_utf8_lossy(name)
+                ));
                 at += 16 + name_len;
             }
         }

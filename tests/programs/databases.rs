@@ -11,8 +11,8 @@ use crate::place::{Place, User};
 /// The number of checkpoints.
 const ROUNDS: usize = 4;
 
-/// A step that runs until a file tells it to end. It is killed, with all processes that it started, when
-/// it is dropped before.
+/// A step that runs until a file tells it to end. It is killed, with all processes that it started,
+/// when it is dropped before.
 struct Begun(Child);
 
 impl Begun {

@@ -263,5 +263,8 @@ fn fsx_goes_on_with_an_orphan_after_a_restore() {
     live.restore("first");
     fsx.go_on();
     fsx.finish();
-    assert!(std::fs::read(&file).unwrap() == content, "the writes of fsx to its copy are in the tree");
+    assert!(
+        std::fs::read(&file).unwrap() == content,
+        "the writes of fsx to its copy are in the tree"
+    );
 }

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use super::content::{cost_of, pool_bytes, same_bytes};
-use crate::store::edits_log::{Bounds, Content, EditsLogRecord, How, Recorded, LoggedEdit};
+use crate::store::edits_log::{Bounds, Content, EditsLogRecord, How, LoggedEdit, Recorded};
 use crate::tree::Source;
 use crate::types::{ByteRange, LayerId, TreePath};
 
@@ -117,8 +117,8 @@ impl Histories {
             EditsLogRecord::List { path, next, at, edits } => {
                 let first = self.next_serial;
                 self.next_serial += edits.len() as u64;
-                let entries = edits.iter().zip(first..).map(
-                    |((edit_number, edit, synced), serial)| Entry {
+                let entries =
+                    edits.iter().zip(first..).map(|((edit_number, edit, synced), serial)| Entry {
                         number: *edit_number,
                         serial,
                         cost: cost_of(edit),
@@ -126,8 +126,7 @@ impl Histories {
                         compared: false,
                         record: if *synced { 0 } else { number },
                         log_record: number,
-                    },
-                );
+                    });
                 let list = PathHistory { next: *next, entries: entries.collect(), undone_to: *at };
                 self.cost += list.cost();
                 self.uncompared.insert(path.clone());
@@ -151,9 +150,10 @@ impl Histories {
                 gone.extend(list.entries.pop_back());
             }
         }
-        let same = list.entries.back().is_some_and(|last| {
-            same_bytes(last.edit.content.as_ref(), edit.content.as_ref())
-        });
+        let same = list
+            .entries
+            .back()
+            .is_some_and(|last| same_bytes(last.edit.content.as_ref(), edit.content.as_ref()));
         if !same {
             list.next = list.next.max(1);
             let cost = cost_of(&edit);

@@ -52,8 +52,7 @@ impl EditHistory {
         count: usize,
         live: impl Fn(Ino) -> Option<Arc<Content>>,
     ) {
-        for (_, edit) in self.pending.drain(..count.min(self.pending.len())).collect::<Vec<_>>()
-        {
+        for (_, edit) in self.pending.drain(..count.min(self.pending.len())).collect::<Vec<_>>() {
             self.cost = self.cost.saturating_sub(cost_of(&edit));
             let Some(content) = &edit.content else { continue };
             self.dropped_layers.extend(content.extents.iter().filter_map(

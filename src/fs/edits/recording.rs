@@ -265,8 +265,9 @@ impl Fs {
             return;
         };
         let time = history.now();
-        let of =
-            |(path, content)| (path, LoggedEdit { time, how: How::Restored, content: Some(content) });
+        let of = |(path, content)| {
+            (path, LoggedEdit { time, how: How::Restored, content: Some(content) })
+        };
         let saved: Vec<(TreePath, LoggedEdit)> = saved.into_iter().map(of).collect();
         history.append(&EditsLogRecord::Kept(saved));
         history.last_edit = time;

@@ -219,9 +219,8 @@ impl EditHistory {
         next: Option<&Arc<Content>>,
     ) {
         let Some(list) = self.by_path.get(path) else { return };
-        let is_it = |entry: &Entry| {
-            entry.number == was.number && entry.edit.content == was.edit.content
-        };
+        let is_it =
+            |entry: &Entry| entry.number == was.number && entry.edit.content == was.edit.content;
         let Some(at) = list.entries.iter().position(is_it) else { return };
         // An undo made this the current content. A step recognizes it by its extents, so they stay
         // until the file is edited. It is compared again then.

@@ -284,7 +284,8 @@ impl Core {
 }
 
 impl SwitchPlan {
-    /// The cached names, attributes and pages that the kernel must invalidate. `id_of` gives the id of a held directory.
+    /// The cached names, attributes and pages that the kernel must invalidate. `id_of` gives the id
+    /// of a held directory.
     fn into_invalidations(mut self, id_of: impl Fn(Ino) -> Option<NodeId>) -> Invalidations {
         self.names.sort_unstable();
         let dirs: BTreeMap<Ino, NodeId> = self

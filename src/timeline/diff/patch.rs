@@ -9,7 +9,7 @@ use crate::timeline::diff::{PathChange, What};
 use crate::tree::{Body, Node};
 use crate::types::{ByteRange, FileKind, TreePath};
 
-/// Of larger files it is only said that they differ: a patch of more is not read by anybody.
+/// The patch of a larger file says only that the file differs. Larger patches are useless.
 const LARGEST_TEXT: u64 = 64 << 20;
 /// Lines around a change.
 const CONTEXT: usize = 3;

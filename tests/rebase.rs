@@ -194,7 +194,7 @@ fn copy(from: &Path, to: &Path) {
 fn writes_while_an_apply_rebases_the_head_survive_a_kill() {
     let _exclusive = LISTENER.lock();
     let layers = layers_of_an_apply();
-    let (mut kills, mut landed, mut moments, mut moment) = (0, 0, 1, 0);
+    let (mut kills, mut rebased, mut moments, mut moment) = (0, 0, 1, 0);
     while moment < moments {
         let dir = tempfile::tempdir().unwrap();
         let sandbox = prepare(dir.path());
@@ -225,7 +225,7 @@ fn writes_while_an_apply_rebases_the_head_survive_a_kill() {
             done.epoch,
             "{when}: the head is over the old base"
         );
-        landed += 1;
+        rebased += 1;
         for store in left.lock().unwrap().iter() {
             let when = format!("{when}, {}", store.display());
             let opened = Sandbox::open(store).unwrap();
@@ -239,7 +239,7 @@ fn writes_while_an_apply_rebases_the_head_survive_a_kill() {
         moment += 1;
     }
     assert!(moments > 5 && kills > moments, "only {moments} moments");
-    eprintln!("{kills} kills at {moments} moments, landed {landed} times");
+    eprintln!("{kills} kills at {moments} moments, rebased {rebased} times");
 }
 
 /// A kernel that records the names that are invalidated.
@@ -489,7 +489,7 @@ fn a_power_cut_during_the_rebase_loses_no_synced_change() {
         let Reply::Applied(applied) = sandbox.handle(apply).unwrap() else {
             panic!("not an apply")
         };
-        let landed =
+        let rebased =
             all.lock().unwrap().iter().position(
                 |change| matches!(change, Change::Mkdir { name, .. } if name == "00000004"),
             );
@@ -509,7 +509,7 @@ fn a_power_cut_during_the_rebase_loses_no_synced_change() {
         let mut random = Random(moment as u64);
         // At the end, where it is sealed and synced, after each change.
         let is_tried = |at: &usize| at.is_multiple_of(16) || at + 45 > changes.len();
-        for at in (landed.unwrap() + 1..=changes.len()).filter(is_tried) {
+        for at in (rebased.unwrap() + 1..=changes.len()).filter(is_tried) {
             let mut disk = Disk::default();
             changes[..at].iter().for_each(|change| disk.apply(change));
             let copy = dir.path().join(format!("cut{at}"));

@@ -566,6 +566,7 @@ mod tests {
     #[test]
     fn a_checkpoint_has_its_time_as_text_and_as_seconds() {
         let checkpoint = Checkpoint {
+            head: "main".to_owned(),
             id: LayerId(3),
             name: Some("green".to_owned()),
             message: "tests pass".to_owned(),

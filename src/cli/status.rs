@@ -152,6 +152,7 @@ mod tests {
 
     fn status() -> Data {
         Data {
+            head: "main".to_owned(),
             base: b"/src/repo".to_vec(),
             store: b"/s\xff".to_vec(),
             mount: None,

@@ -74,8 +74,7 @@ fn walk_to_end(
     mut read: impl FnMut(&MemoryTree, usize, &[u8]) -> Result<Vec<u8>, End>,
     mut mischief: impl FnMut(&mut MemoryTree, usize, &[u8]),
 ) -> Result<End, End> {
-    let mut links = 0;
-    let mut was_absolute = false;
+    let (mut links, mut was_absolute) = (0, false);
     let mut at = At::Node(dir);
     // Each list is reversed: the next component is the last of the last list.
     let mut pending: Vec<Vec<Vec<u8>>> = Vec::new();
@@ -104,20 +103,18 @@ fn walk_to_end(
             At::Node(dir) => *dir,
         };
         mischief(tree, dir, &part);
-        if !tree.is_dir(dir) {
-            return Err(End::NotADirectory);
+        match &*part {
+            _ if !tree.is_dir(dir) => return Err(End::NotADirectory),
+            b"." => continue,
+            _ => {}
         }
-        if part == b"." {
-            continue;
-        }
-        if part == b".." {
+        if part == b".." && dir == ROOT {
             // An absolute text that leads out may lead back in, through names of the host.
             let may_return = ground == Ground::Bare && was_absolute;
-            match dir {
-                ROOT if may_return => return Err(End::Unknown),
-                ROOT => return Err(End::Out),
-                _ => at = At::Node(tree.nodes[dir].parent),
-            }
+            return Err(if may_return { End::Unknown } else { End::Out });
+        }
+        if part == b".." {
+            at = At::Node(tree.nodes[dir].parent);
             continue;
         }
         match tree.child(dir, &part) {

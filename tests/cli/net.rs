@@ -158,10 +158,8 @@ fn without_a_list_the_same_attacks_succeed() {
     assert!(!lines.contains("direct"), "there is no route but the proxy: {lines}");
 }
 
-#[test]
-fn programs_fetch_through_the_proxy() {
-    let place = Place::new();
-    let cert = "cert.pem";
+/// Makes a certificate, a git repository and a pip index.
+fn make_origin(place: &Place) {
     let made = place.sh(
         "",
         "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost \
@@ -184,11 +182,10 @@ shutil.make_archive('../web/simple/pure/pure-1.0-py3-none-any', 'zip', '.')\"; c
          echo '<a href=\"pure-1.0-py3-none-any.whl\">pure</a>' > web/simple/pure/index.html",
     );
     assert_eq!(made.code, 0, "{made:?}");
-    let tls = Origin::start(&place, Some(cert));
-    std::fs::rename(place.at("web/port"), place.at("web/tls-port")).unwrap();
-    let plain = Origin::start(&place, None);
-    let port = &plain.port;
-    // An npm and a cargo registry, as files.
+}
+
+/// Makes an npm and a cargo registry, as files.
+fn make_registries(place: &Place, port: &str) {
     let made = place.sh(
         "",
         &format!(
@@ -226,6 +223,18 @@ END
         ),
     );
     assert_eq!(made.code, 0, "{made:?}");
+}
+
+#[test]
+fn programs_fetch_through_the_proxy() {
+    let place = Place::new();
+    let cert = "cert.pem";
+    make_origin(&place);
+    let tls = Origin::start(&place, Some(cert));
+    std::fs::rename(place.at("web/port"), place.at("web/tls-port")).unwrap();
+    let plain = Origin::start(&place, None);
+    let port = &plain.port;
+    make_registries(&place, port);
     let allow = format!("--net allow:localhost:{port},localhost:{}", tls.port);
     let secure = format!("https://localhost:{}", tls.port);
     let rustup = std::env::var("RUSTUP_HOME")

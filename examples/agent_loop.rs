@@ -7,10 +7,10 @@
 //!
 //! Every step is a shell command that changes the repository; it runs in a mount over a private
 //! directory, so the repository itself stays as it is. A step after which the tests fail is taken
-//! back, in place. What remains is shown at the end, and written into the repository only if
-//! `JAILFS_APPLY=1`.
+//! back, in place. The diff that remains is printed at the end. It is written into the repository
+//! only if `JAILFS_APPLY=1`.
 
-#![expect(clippy::print_stdout, reason = "an example talks to whoever tries it")]
+#![expect(clippy::print_stdout, reason = "an example prints its result")]
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};

@@ -6,7 +6,7 @@
 //!
 //! The directory stays as it is; the store is thrown away.
 
-#![expect(clippy::print_stdout, reason = "an example talks to whoever tries it")]
+#![expect(clippy::print_stdout, reason = "an example prints its result")]
 
 use std::path::Path;
 use std::process::ExitCode;

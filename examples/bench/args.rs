@@ -1,4 +1,4 @@
-//! What the person who runs the benchmark asked for.
+//! The command line of the benchmark.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -134,7 +134,7 @@ impl Args {
                 "--json" => args.json = true,
                 "--list" => args.list = true,
                 "--help" | "-h" => return Err(USAGE.into()),
-                // What `cargo bench` would add.
+                // `cargo bench` adds this option.
                 "--bench" => {}
                 _ => return Err(format!("unknown option '{option}'\n{USAGE}").into()),
             }

@@ -39,7 +39,7 @@ mod workloads;
 
 use std::process::ExitCode;
 
-/// What can go wrong is said in words; nobody tells the cases apart.
+/// An error is a text, because no caller distinguishes the cases.
 type Res<T> = Result<T, Box<dyn std::error::Error>>;
 
 fn main() -> ExitCode {

@@ -1,5 +1,5 @@
-//! What the workloads work on: made once, then left as it is. Everything comes from a fixed seed,
-//! so each run has the same.
+//! Makes the files that the workloads use. They are made once from a fixed seed, and are the same
+//! in each run.
 
 use std::fmt::Write as _;
 use std::fs::File;
@@ -141,7 +141,7 @@ impl Materials {
     }
 }
 
-/// Waits until what was written is on disk, so that nobody else pays for it.
+/// Waits until all writes are on disk, so that no measured step waits for them.
 pub fn sync(dir: &Path) -> Res<()> {
     nix::unistd::syncfs(File::open(dir)?)?;
     Ok(())

@@ -1,4 +1,4 @@
-//! What was measured, for people and for programs.
+//! Prints the measurements, for people and for programs.
 //!
 //! For people: per step a line for each system, with the median, the least and the most, how many
 //! times each peer that is, messages in all and per operation, and what the daemon used. At the end
@@ -225,7 +225,7 @@ fn spread(all: &[Measured]) -> Spread {
     }
 }
 
-/// What one system gave in one step.
+/// The measurements of one system in one step.
 struct Row<'a> {
     workload: &'a Workload,
     step: &'a str,
@@ -316,7 +316,7 @@ fn show(value: f64, unit: Unit) -> String {
     }
 }
 
-/// Says a line. When nobody listens any more there is nothing left to do.
+/// Prints a line. Exits if stdout is closed.
 fn say(line: impl std::fmt::Display) {
     if writeln!(std::io::stdout(), "{line}").is_err() {
         std::process::exit(1);

@@ -14,24 +14,23 @@ use crate::report::Report;
 use crate::systems::{Live, Messages, System};
 use crate::workloads::{self, Workload};
 
-/// What one step of a workload gave.
+/// The measurements of one step of a workload.
 #[derive(Clone, Debug)]
 pub struct Measured {
     pub step: String,
     /// Seconds, or what `unit` says.
     pub value: f64,
     pub unit: Unit,
-    /// How many files, reads, rows: what one figure is divided by.
+    /// The number of files, reads or rows, by which the figure is divided.
     pub operations: u64,
-    /// Messages of the kernel, where somebody counts them.
+    /// The messages of the kernel, if the system counts them.
     pub messages: Option<Messages>,
-    /// What the daemon used, if there is one: seconds in this step, and the most memory up to now
-    /// in bytes.
+    /// The CPU seconds of the daemon in this step, if there is a daemon.
     pub cpu: Option<f64>,
     pub peak: Option<u64>,
 }
 
-/// What a figure means.
+/// The unit of a figure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unit {
     Seconds,
@@ -43,7 +42,7 @@ pub struct Run<'a> {
     pub system: &'a System,
     pub materials: &'a Materials,
     pub size: Size,
-    /// What is shown, and a directory beside it that is not in the mount.
+    /// The tree of the workload, and a directory next to it outside the mount.
     pub base: PathBuf,
     pub place: PathBuf,
     live: Option<Live>,
@@ -136,7 +135,7 @@ impl<'a> Run<'a> {
         });
     }
 
-    /// What the daemon uses, if there is one.
+    /// The usage of the daemon, if there is one.
     pub fn usage(&self) -> Res<Option<Usage>> {
         Ok(self.live.as_ref().map(Live::usage).transpose()?.flatten())
     }

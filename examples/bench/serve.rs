@@ -136,7 +136,7 @@ impl Daemon {
 
     /// Asks for something, and gives the answer.
     pub fn ask(&mut self, question: &str) -> Res<String> {
-        let input = self.input.as_mut().ok_or("the daemon has been told to end")?;
+        let input = self.input.as_mut().ok_or("the daemon has ended")?;
         input.write_all(format!("{question}\n").as_bytes())?;
         let answer = self.line()?;
         match answer.strip_prefix("error ") {

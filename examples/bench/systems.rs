@@ -100,7 +100,11 @@ impl System {
     pub fn mount(&self, base: &Path, place: &Path) -> Res<Live> {
         let [mnt, upper, work] = ["mnt", "upper", "work"].map(|name| place.join(name));
         if let System::Native = self {
-            return Ok(Live { root: base.to_owned(), mount_point: None, daemon: Serving::Nobody });
+            return Ok(Live {
+                root: base.to_owned(),
+                mount_point: None,
+                daemon: Serving::NoProcess,
+            });
         }
         for dir in [&mnt, &upper, &work] {
             std::fs::create_dir_all(dir)?;
@@ -112,7 +116,7 @@ impl System {
             work.display()
         );
         let daemon = match self {
-            System::Native => Serving::Nobody,
+            System::Native => Serving::NoProcess,
             System::Overlayfs => {
                 mount(
                     Some("overlay"),
@@ -157,9 +161,9 @@ fn is_mounted(point: &Path) -> Res<bool> {
     Ok(mounts.lines().any(|line| line.split(' ').nth(1) == Some(point)))
 }
 
-/// Who answers for a mount.
+/// The process that serves a mount.
 enum Serving {
-    Nobody,
+    NoProcess,
     Kernel,
     Program(Child),
     Jailfs(Daemon),
@@ -176,13 +180,13 @@ pub struct Live {
 impl Live {
     fn pid(&self) -> Option<u32> {
         match &self.daemon {
-            Serving::Nobody | Serving::Kernel => None,
+            Serving::NoProcess | Serving::Kernel => None,
             Serving::Program(child) => Some(child.id()),
             Serving::Jailfs(daemon) => Some(daemon.pid()),
         }
     }
 
-    /// What the daemon has used, if there is one.
+    /// The usage of the daemon, if there is one.
     pub fn usage(&self) -> Res<Option<Usage>> {
         self.pid().map(machine::usage).transpose()
     }
@@ -206,8 +210,8 @@ impl Live {
     /// Takes the mount away and waits for the daemon.
     pub fn end(mut self) -> Res<()> {
         let point = self.mount_point.take();
-        match std::mem::replace(&mut self.daemon, Serving::Nobody) {
-            Serving::Nobody => Ok(()),
+        match std::mem::replace(&mut self.daemon, Serving::NoProcess) {
+            Serving::NoProcess => Ok(()),
             Serving::Kernel => leave(point),
             Serving::Program(mut child) => {
                 leave(point)?;
@@ -221,7 +225,7 @@ impl Live {
 
 impl Drop for Live {
     fn drop(&mut self) {
-        // After an error; whoever serves ends with the mount.
+        // After an error. The server ends with the mount.
         if let Some(point) = self.mount_point.take()
             && let Err(error) = umount2(&point, MntFlags::MNT_DETACH)
         {

@@ -1,5 +1,5 @@
-//! The writers: small files, big files, renames of directories, and git. What they have in the tree
-//! stays about the same.
+//! The writers: small files, big files, renames of directories, and git. Their tree keeps about the
+//! same size.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -32,7 +32,7 @@ impl Rng {
     }
 }
 
-/// What writers and the one who measures share.
+/// The counters that the writers and the measuring thread share.
 #[derive(Default)]
 pub struct Load {
     over: AtomicBool,
@@ -42,9 +42,9 @@ pub struct Load {
     pub done: AtomicU64,
     /// Those that failed: a restore can take away what was there a moment ago.
     pub missed: AtomicU64,
-    /// What the operations on small files took since somebody looked.
+    /// The durations of operations on small files since the last measurement.
     pub small: Mutex<Vec<Duration>>,
-    /// What commits took.
+    /// The durations of commits.
     pub commits: Mutex<Vec<Duration>>,
 }
 
@@ -66,7 +66,7 @@ impl Load {
                 let counter = if step().is_ok() { &self.done } else { &self.missed };
                 counter.fetch_add(1, Ordering::Relaxed);
             }
-            // It is somebody who works, and no benchmark.
+            // This imitates a user at work; it is no benchmark.
             std::thread::sleep(pause);
         }
     }

@@ -17,7 +17,7 @@
 #![expect(
     clippy::print_stdout,
     clippy::disallowed_methods,
-    reason = "an example talks to whoever tries it, and programs in a mount call what they like"
+    reason = "an example prints its result, and programs in a mount may make any call"
 )]
 
 mod load;
@@ -118,8 +118,8 @@ impl Place {
         mount(&self.base, &self.mnt, &self.store)
     }
 
-    /// How long it takes to mount a copy of the store, in milliseconds. What tidies up in the
-    /// background may take away what is about to be copied: then it is copied again.
+    /// Measures the time to mount a copy of the store, in milliseconds. Background work may remove
+    /// a file while it is being copied; then the store is copied again.
     fn time_to_mount(&self) -> Result<f64> {
         let copy = self.dir.path().join("copy");
         for _ in 1..COPIES {

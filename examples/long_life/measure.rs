@@ -1,4 +1,4 @@
-//! What a daemon and its store are like.
+//! Measures a daemon and its store.
 
 use std::fmt;
 use std::fs;

@@ -17,7 +17,7 @@ use crate::sandbox::{Fork, Policy, Rev, Sandbox, reclaimer, snapdir};
 use crate::store::Store;
 use crate::timeline::{Common, Timeline};
 
-/// What the sandboxes of one open store share.
+/// The parts that the sandboxes of one open store share.
 pub(super) struct Shared {
     pub(super) store_path: PathBuf,
     pub(super) base_path: PathBuf,

@@ -114,11 +114,7 @@ impl Store {
         let format = format::check_format(&dir)?;
         let (layers, packed) = open_layers(&dir)?;
         let ledger = ledger::read(&dir)?;
-        if let Some(error) = ledger.as_ref().and_then(|ledger| {
-            ledger.known.missing_pack(layers.packs.newest(), &|name| dir.show(name))
-        }) {
-            return Err(error);
-        }
+        check_packs(ledger.as_ref(), &layers, &dir)?;
         let (id_log, id_records) =
             identities::open_log(&dir, || journal::was_cut_off(&layers, &trust))?;
         let ops = OpLog::open(&dir)?;
@@ -165,6 +161,14 @@ impl Store {
         store.begin_reserve();
         Ok(store)
     }
+}
+
+/// Checks that the newest pack is the one that the ledger knows, or a newer one.
+fn check_packs(ledger: Option<&ledger::Found>, layers: &Layers, dir: &StoreDir) -> Result<()> {
+    let missing = ledger.and_then(|ledger| {
+        ledger.known.missing_pack(layers.packs.newest(), &|name| dir.show(name))
+    });
+    missing.map_or(Ok(()), Err)
 }
 
 /// Opens the layers, and reads those that are in packs.

@@ -224,8 +224,8 @@ impl Timeline {
         for info in self.sealed().into_iter().filter(|info| info.header.layer >= first) {
             add(&load(info.header.parent)?, &load(Some(info.header.layer))?);
         }
-        // What lies between the last seal and the live tree is in layers whose seal failed, on a
-        // full disk say.
+        // The changes between the last seal and the live tree are in layers whose seal failed, on
+        // a full disk for example.
         while let Some(info) =
             below.and_then(|layer| self.store.layer(layer)).filter(|l| l.seal.is_none())
         {

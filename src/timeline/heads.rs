@@ -1,4 +1,4 @@
-//! What the heads of an open store share, and which heads are open.
+//! The parts that the heads of an open store share, and the list of open heads.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,7 +19,7 @@ use crate::timeline::{Timeline, TreeCache, apply, base_identity, dedup, epoch_of
 use crate::tree::Tree;
 use crate::types::{Epoch, LayerId};
 
-/// What all heads of an open store share.
+/// The parts that all heads of an open store share.
 pub struct Common {
     pub(super) store: Arc<Store>,
     pub(super) base: Arc<Base>,
@@ -67,8 +67,8 @@ impl OpenHead {
 }
 
 impl Common {
-    /// What the heads of a store will share. An interrupted apply is rolled back first, as far as
-    /// possible; see [`Common::unfinished_rollback`].
+    /// The parts that the heads of a store will share. An interrupted apply is rolled back first,
+    /// as far as possible; see [`Common::unfinished_rollback`].
     ///
     /// # Errors
     /// Damage, another base than the store was made for, or a failure of the store or the base.

@@ -20,7 +20,7 @@ pub struct Savepoint {
     holds: BTreeSet<LayerId>,
     /// The number of the last operation.
     operation: u64,
-    versions: EditsSavepoint,
+    edits: EditsSavepoint,
 }
 
 impl Timeline {
@@ -31,7 +31,7 @@ impl Timeline {
             states: self.states(),
             holds: self.store.holds(),
             operation: self.store.ops().last().map_or(0, |(number, _)| *number),
-            versions: self.fs.edits_savepoint(),
+            edits: self.fs.edits_savepoint(),
         }
     }
 
@@ -60,7 +60,7 @@ impl Timeline {
                 .map_err(|e| e.during(attempt))?;
             self.with_reserve(|| self.store.cut_ops(savepoint.operation))
                 .map_err(|e| e.during(attempt))?;
-            self.fs.rewind_edits(&savepoint.versions);
+            self.fs.rewind_edits(&savepoint.edits);
             let mut made = self.sealed();
             made.retain(|info| {
                 is_checkpoint(info) && !savepoint.states.contains(&info.header.layer)

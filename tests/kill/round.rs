@@ -185,7 +185,7 @@ impl World {
         }
         let ours = |id: u64| self.checkpoints.iter().any(|checkpoint| checkpoint.id == id);
         let stranger = listed.iter().find(|(id, _)| !ours(*id));
-        assert!(stranger.is_none(), "nobody made {stranger:?}");
+        assert!(stranger.is_none(), "a checkpoint that no test made: {stranger:?}");
     }
 
     fn hold_base_against(&mut self, pending: Pending) {

@@ -8,7 +8,7 @@ use crate::programs::{self, program};
 use crate::runner::Run;
 use crate::workloads::Workload;
 
-/// What no file has in it: the search goes through to the end.
+/// A text that no file contains, so the search reads all files.
 const NOWHERE: &str = "qqqqqqqqqq";
 /// Messages that nothing but their way costs.
 const ASKED: u64 = 20_000;

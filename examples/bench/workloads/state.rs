@@ -78,7 +78,7 @@ fn changed(run: &mut Run, which: usize) -> Res<()> {
     let root = run.root();
     run.timed("write", files, |_| write_files(&root, files, 1))?;
     let mut id = String::new();
-    // What was written is not on disk yet; then it is.
+    // The new files are in the page cache only; the second time they are on disk.
     run.timed("checkpoint-dirty", files, |run| {
         id = run.ask("checkpoint")?;
         Ok(())

@@ -36,7 +36,7 @@ use crate::types::{ByteRange, Epoch, LayerId, Timestamp};
 /// Records of the operation log that are kept, at least, even if their states are gone.
 const OPERATIONS: usize = 1000;
 
-/// What a collection keeps, besides what it always keeps.
+/// The states that a collection keeps in addition to those that it always keeps.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Keep {
     /// The number of latest operations whose states are kept.

@@ -202,11 +202,14 @@ fn comment(line: &str) -> Option<&str> {
     starts.or_else(|| line.split_once(" // ").map(|(_, comment)| comment))
 }
 
-/// Whether a code span is the path of a source file, relative to the repository or to `src`.
+/// Whether a code span is the path of a file, relative to the repository or to `src`. Names in
+/// capitals, such as `src/cli/VERB.rs`, are placeholders.
 fn is_path(code: &str) -> bool {
     let is_plain = code.chars().all(|c| c.is_ascii_alphanumeric() || "/._-".contains(c));
     let is_file = [".rs", ".md", ".sh"].iter().any(|end| code.ends_with(end));
-    is_plain && (is_file || code.contains('/') && code.starts_with(|c: char| c.is_lowercase()))
+    let first = code.split('/').next().unwrap_or(code);
+    let is_folder = code.contains('/') && path_exists(first, &[]);
+    is_plain && (is_file || is_folder) && !code.contains("VERB")
 }
 
 fn path_exists(code: &str, sources: &[(PathBuf, String)]) -> bool {

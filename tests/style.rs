@@ -258,7 +258,7 @@ fn owner_of(line: &str) -> Option<String> {
         .filter(|(before, _)| before.is_empty() || before.starts_with("pub"))?;
 
     let rest = rest.split_once(" for ").map_or(rest, |(_, rest)| rest);
-    let rest = rest.trim_start_matches(|c: char| c == '<' || c == '\'' || c == ' ');
+    let rest = rest.trim_start_matches(['<', '\'', ' ']);
     let last = rest.split([' ', '<', '{']).find(|word| word.starts_with(char::is_uppercase))?;
     Some(last.rsplit("::").next().unwrap_or(last).to_owned())
 }

@@ -26,8 +26,8 @@ mod harness;
 mod listed;
 #[path = "live/maps.rs"]
 mod maps;
-#[path = "live/settled.rs"]
-mod settled;
+#[path = "live/rename_barrier.rs"]
+mod rename_barrier;
 #[path = "live/shared.rs"]
 mod shared;
 #[path = "live/unasked.rs"]

@@ -45,7 +45,7 @@ fn filesystem(dir: &Path) -> Option<String> {
 pub struct Usage {
     /// Seconds of CPU, in user and kernel.
     pub cpu: f64,
-    /// Bytes of memory now, and the most there was.
+    /// Bytes of memory now, and at the peak.
     pub rss: u64,
     pub peak: u64,
 }

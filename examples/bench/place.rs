@@ -71,7 +71,7 @@ pub fn inner(words: &[OsString]) -> Res<ExitCode> {
     unshare(CloneFlags::CLONE_NEWNS)?;
     let none = None::<&str>;
     mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none)?;
-    // The processes of our own namespace, or the numbers in it would be those of the outer one.
+    // Mount /proc anew, so that it shows the processes of this namespace.
     mount(Some("proc"), "/proc", Some("proc"), MsFlags::empty(), none)?;
     runner::run(&args, &PathBuf::from(dir))
 }

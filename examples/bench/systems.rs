@@ -1,4 +1,4 @@
-//! The ways to show a base that can be written to.
+//! The systems: ways to make a writable view of a base.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -11,13 +11,13 @@ use crate::Res;
 use crate::machine::{self, Usage};
 use crate::serve::Daemon;
 
-/// How long a mount may take to appear, and a busy one to be left.
+/// The time limit for a mount to appear, and for a busy one to become free.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// With which of its options jailfs can be measured.
+/// The options of jailfs that can be measured.
 const OPTIONS: [&str; 2] = ["writeback", "spin=0"];
 
-/// One of them. In this order they take turns.
+/// A system. They take turns in this order.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum System {
     /// The directory itself.
@@ -26,11 +26,11 @@ pub enum System {
     Overlayfs,
     /// The program of that name.
     FuseOverlayfs(PathBuf),
-    /// Ourselves, with an option of mount.
+    /// jailfs with a mount option.
     Jailfs(Option<&'static str>),
 }
 
-/// How often the kernel sent which message.
+/// The number of messages from the kernel, by name.
 pub type Messages = BTreeMap<String, u64>;
 
 impl System {
@@ -67,16 +67,16 @@ impl System {
         matches!(self, System::Jailfs(_))
     }
 
-    /// Which version there is.
+    /// Returns the version of the installed system.
     ///
     /// # Errors
-    /// Why there is none.
+    /// The reason why the system is missing.
     pub fn version(&self) -> Res<String> {
         match self {
             System::Native => Ok("the directory itself".to_owned()),
             System::Overlayfs => {
                 let known = std::fs::read_to_string("/proc/filesystems")?;
-                // A module is loaded by the first mount.
+                // The first mount loads the module.
                 let loaded = known.lines().any(|line| line.ends_with("\toverlay"));
                 Ok(if loaded { "of this kernel" } else { "of this kernel, not loaded yet" }
                     .to_owned())
@@ -95,8 +95,8 @@ impl System {
         }
     }
 
-    /// Shows `base` below `place`, a directory that keeps what is written: the same place shows the
-    /// same again.
+    /// Mounts `base` below `place`, a directory that keeps the writes: a later mount at the same
+    /// place shows them again.
     pub fn mount(&self, base: &Path, place: &Path) -> Res<Live> {
         let [mnt, upper, work] = ["mnt", "upper", "work"].map(|name| place.join(name));
         if let System::Native = self {
@@ -169,9 +169,9 @@ enum Serving {
     Jailfs(Daemon),
 }
 
-/// A base that is shown.
+/// A mounted base.
 pub struct Live {
-    /// Where to work.
+    /// The directory of the workload.
     pub root: PathBuf,
     mount_point: Option<PathBuf>,
     daemon: Serving,
@@ -191,7 +191,7 @@ impl Live {
         self.pid().map(machine::usage).transpose()
     }
 
-    /// How many messages there were so far, where that is known.
+    /// The messages so far, if the system counts them.
     pub fn messages(&mut self) -> Res<Option<Messages>> {
         let Serving::Jailfs(daemon) = &mut self.daemon else { return Ok(None) };
         let text = daemon.ask("counters")?;
@@ -199,7 +199,7 @@ impl Live {
         Ok(Some(pairs.filter_map(|(name, n)| Some((name.to_owned(), n.parse().ok()?))).collect()))
     }
 
-    /// Asks jailfs for something else.
+    /// Sends another question to the daemon of jailfs.
     pub fn ask(&mut self, question: &str) -> Res<String> {
         match &mut self.daemon {
             Serving::Jailfs(daemon) => daemon.ask(question),
@@ -207,7 +207,7 @@ impl Live {
         }
     }
 
-    /// Takes the mount away and waits for the daemon.
+    /// Unmounts and waits for the daemon.
     pub fn end(mut self) -> Res<()> {
         let point = self.mount_point.take();
         match std::mem::replace(&mut self.daemon, Serving::NoProcess) {

@@ -40,7 +40,7 @@ pub struct Load {
     between: RwLock<()>,
     /// Operations so far.
     pub done: AtomicU64,
-    /// Those that failed: a restore can take away what was there a moment ago.
+    /// Operations that failed, because a restore removed their file.
     pub missed: AtomicU64,
     /// The durations of operations on small files since the last measurement.
     pub small: Mutex<Vec<Duration>>,
@@ -53,7 +53,7 @@ impl Load {
         self.over.store(true, Ordering::Relaxed);
     }
 
-    /// Does something while no writer is in the middle of a step.
+    /// Runs `act` while no writer is in the middle of a step.
     pub fn paused<T>(&self, work: impl FnOnce() -> T) -> T {
         let _alone = self.between.write().unwrap_or_else(PoisonError::into_inner);
         work()
@@ -162,7 +162,7 @@ fn big(load: &Load, mnt: &Path, mut rng: Rng) {
     });
 }
 
-/// Directories that are moved with all that is in them.
+/// Directories that are moved with their content.
 fn trees(load: &Load, mnt: &Path, mut rng: Rng) {
     let dir = mnt.join("trees");
     load.run(Duration::from_millis(50), || {
@@ -197,8 +197,8 @@ fn git(load: &Load, mnt: &Path, mut rng: Rng) {
                 rng.below(30)
             )
         };
-        // A checkpoint can have been made in the middle of a commit: after its restore there is the
-        // lock of a git that is gone.
+        // A checkpoint may have been made in the middle of a commit. Its restore brings back the
+        // lock of a git process that is gone.
         let script = format!("rm -f .git/*.lock .git/refs/heads/*.lock; {script}");
         load.timed(&load.commits, || {
             let status =

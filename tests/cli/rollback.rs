@@ -215,7 +215,7 @@ fn on_a_base_that_became_read_only_a_rollback_blocks_only_the_next_apply() {
             let plan = place.ok("mnt", "apply --undo --dry-run");
             assert!(plan.contains("M\tdocs/f1\n"), "{plan}");
             let done = place.ok("mnt", "apply --undo");
-            assert!(done.starts_with("took back the last apply: "), "{done}");
+            assert!(done.starts_with("undid the last apply: "), "{done}");
             assert_eq!(look(&place), before);
             place.ok("mnt", "restore start");
             assert_eq!(place.ok("mnt", "diff base"), "");

@@ -52,7 +52,8 @@ impl Side {
     }
 }
 
-/// The patch of one change; none for a change that a patch cannot say (a directory, a fifo, times).
+/// The patch of one change; none for a change that a patch cannot express (a directory, a fifo,
+/// times).
 ///
 /// # Errors
 /// Fails if the base cannot be read.
@@ -321,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn who_wants_the_number_of_lines_gets_no_patch() {
+    fn a_caller_that_wants_only_line_counts_gets_no_patch() {
         let path = TreePath::parse(b"a").unwrap();
         let side = |content: &[u8]| {
             let binary = content.contains(&0);

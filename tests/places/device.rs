@@ -214,7 +214,7 @@ fn an_apply_fails_if_the_host_lost_its_writes_even_if_another_process_got_the_re
     let message = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(!output.status.success(), "{message}");
     assert!(
-        message.contains("Input/message error") || message.contains("No space left"),
+        message.contains("Input/output error") || message.contains("No space left"),
         "{message}"
     );
     live.umount();

@@ -153,7 +153,7 @@ fn apply_never_writes_through_a_link_while_base_and_agent_race() {
                         undo: false,
                         consent: Default::default(),
                     }) {
-                        Ok(Reply::Applied(applied)) if applied.conflicts.is_empty() => {
+                        Ok(Reply::Applied(reply)) if reply.conflicts.is_empty() => {
                             applied.fetch_add(1, Ordering::Relaxed);
                         }
                         Ok(_) | Err(_) => {

@@ -257,19 +257,10 @@ impl Common {
         for info in self.sealed().into_iter().filter(|info| info.header.layer >= first) {
             add(&load(info.header.parent)?, &load(Some(info.header.layer))?);
         }
-<<<<<<< HEAD
-        // The changes between the last seal and the live tree are in layers whose seal failed, on
-        // a full disk for example.
-        while let Some(info) =
-            below.and_then(|layer| self.store.layer(layer)).filter(|l| l.seal.is_none())
-        {
-            add(&load(info.header.parent)?, &load(below)?);
-            below = info.header.parent;
-=======
         for LiveHead { parent, live } in &live {
             let mut below = *parent;
-            // What lies between the last seal and the live tree is in layers whose seal failed, on
-            // a full disk say.
+            // The changes between the last seal and the live tree are in layers whose seal failed,
+            // on a full disk for example.
             while let Some(info) =
                 below.and_then(|layer| self.store.layer(layer)).filter(|l| l.seal.is_none())
             {
@@ -277,7 +268,6 @@ impl Common {
                 below = info.header.parent;
             }
             add(&load(below)?, &live.state.tree);
->>>>>>> main
         }
         for LiveHead { live, .. } in &live {
             for (_, extent) in live.orphans.all_extents() {

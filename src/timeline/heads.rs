@@ -21,14 +21,10 @@ use crate::timeline::{Timeline, TreeCache, apply, base_identity, dedup, epoch_of
 use crate::tree::Tree;
 use crate::types::{Epoch, LayerId};
 
-<<<<<<< HEAD
-/// The parts that all heads of an open store share.
-=======
 /// How long [`Common::exclusive_soon`] waits. Not longer, because a reader may wait for its caller.
 const SOON: Duration = Duration::from_millis(300);
 
-/// What all heads of an open store share.
->>>>>>> main
+/// The parts that all heads of an open store share.
 pub struct Common {
     pub(super) store: Arc<Store>,
     pub(super) base: Arc<Base>,

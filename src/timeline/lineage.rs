@@ -37,11 +37,7 @@ impl Common {
         let mut line = self.down_from(first);
         let mut bottom = line.last().cloned().or(info);
         while let Some(LayerInfo {
-<<<<<<< HEAD
-            header: Header { layer, kind: LayerKind::Rebased(before), .. },
-=======
-            header: Header { layer, kind: LayerKind::Lands(before), head, .. },
->>>>>>> main
+            header: Header { layer, kind: LayerKind::Rebased(before), head, .. },
             ..
         }) = bottom
         {

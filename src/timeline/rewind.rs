@@ -57,17 +57,10 @@ impl Timeline {
                 ));
             }
             let _compacting = self.compacting.lock();
-<<<<<<< HEAD
-            self.with_reserve(|| self.store.set_holds(&savepoint.holds))
-                .map_err(|e| e.during(attempt))?;
-            self.with_reserve(|| self.store.cut_ops(savepoint.operation))
-                .map_err(|e| e.during(attempt))?;
-            self.fs.rewind_edits(&savepoint.edits);
-=======
             let is_own = |layer: &LayerId| {
                 self.store.layer(*layer).is_none_or(|info| self.store.is_of(&info, &self.head))
             };
-            // What other heads did meanwhile stays.
+            // The changes of other heads meanwhile stay.
             let mut holds = self.store.holds();
             holds.retain(|layer| savepoint.holds.contains(layer) || !is_own(layer));
             holds.extend(&savepoint.holds);
@@ -78,8 +71,7 @@ impl Timeline {
                 self.with_reserve(|| self.store.cut_ops(savepoint.operation))
                     .map_err(|e| e.during(attempt))?;
             }
-            self.fs.rewind_edits(&savepoint.versions);
->>>>>>> main
+            self.fs.rewind_edits(&savepoint.edits);
             let mut made = self.sealed();
             made.retain(|info| {
                 let is_new = !savepoint.states.contains(&info.header.layer);

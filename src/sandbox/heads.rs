@@ -78,7 +78,8 @@ impl Sandbox {
     /// Waits for the operation that is running.
     ///
     /// # Errors
-    /// [`Kind::NoStore`](crate::error::Kind::NoStore) if there is no such head; damage; a failure of the store.
+    /// [`Kind::NoStore`](crate::error::Kind::NoStore) if there is no such head; damage; a failure
+    /// of the store.
     pub fn head(&self, name: &str) -> Result<Arc<Sandbox>> {
         open_head(self.timeline.common(), &self.shared, name)
     }

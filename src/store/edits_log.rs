@@ -254,9 +254,9 @@ pub(super) fn read(dir: &StoreDir, head: &str, trust: &Trust) -> Result<Option<R
 }
 
 impl Store {
-    /// The content that any record of the log of a head refers to: also that of versions which later
-    /// records drop, because a power cut can take those records. Empty if the log cannot be read;
-    /// opening the head then begins a new one.
+    /// The content that any record of the log of a head refers to: also that of versions which
+    /// later records drop, because a power cut can take those records. Empty if the log cannot be
+    /// read; opening the head then begins a new one.
     pub fn edited_content(&self, head: &str) -> Vec<(ByteRange, Source)> {
         let recorded = match read(&self.dir, head, &self.trust) {
             Ok(recorded) => recorded.unwrap_or_default(),
@@ -270,8 +270,8 @@ impl Store {
         for record in recorded.records() {
             let contents: Vec<Arc<Content>> = match record {
                 EditsLogRecord::Kept(kept) => kept.iter().filter_map(|(_, v)| of(v)).collect(),
-                EditsLogRecord::List { versions, .. } => {
-                    versions.iter().filter_map(|(_, v, _)| of(v)).collect()
+                EditsLogRecord::List { edits, .. } => {
+                    edits.iter().filter_map(|(_, v, _)| of(v)).collect()
                 }
                 // The same bytes, stored elsewhere.
                 EditsLogRecord::Remapped { extents, .. } => {

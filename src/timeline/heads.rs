@@ -44,7 +44,7 @@ pub struct Common {
     pub(super) was_rolled_back: AtomicBool,
     /// Held for one operation at a time.
     pub(super) operation: Mutex<()>,
-    /// What heads that are not open refer to.
+    /// The content that closed heads refer to.
     pub(super) dormant: Mutex<Dormant>,
     /// Held while sealed layers are rewritten.
     pub(super) compacting: Mutex<()>,

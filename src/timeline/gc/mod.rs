@@ -253,7 +253,7 @@ impl Common {
                 head.fs.sync().attempt(|| "gc: sync")?;
             }
         }
-        // What a head needs whose record cannot be read is not known.
+        // The needs of a head whose record cannot be read are unknown.
         self.store.head_records().map_err(|error| error.during("gc"))?;
         let mut unwritten = self.unwritten_layers()?;
         unwritten.extend(self.layers_of_dropped_heads());

@@ -72,8 +72,8 @@ pub(super) fn within(dir: &Path) -> Result<Within> {
     }
 }
 
-/// The content of the mount in which a directory lies. ENODATA if it is not a mount of ours: on other
-/// filesystems any user can set the attributes.
+/// The content of the mount in which a directory lies. ENODATA if it is not a mount of ours: on
+/// other filesystems any user can set the attributes.
 ///
 /// # Errors
 /// EPERM if the mount belongs neither to this user nor to root, because its owner could name any

@@ -254,7 +254,7 @@ pub(super) fn read(dir: &StoreDir, head: &str, trust: &Trust) -> Result<Option<R
 }
 
 impl Store {
-    /// The content that any record of the log of a head refers to: also that of versions which
+    /// The content that any record of the log of a head refers to: also that of edits which
     /// later records drop, because a power cut can take those records. Empty if the log cannot be
     /// read; opening the head then begins a new one.
     pub fn edited_content(&self, head: &str) -> Vec<(ByteRange, Source)> {
@@ -266,7 +266,7 @@ impl Store {
             }
         };
         let mut all = Vec::new();
-        let of = |version: &Version| version.content.clone();
+        let of = |edit: &LoggedEdit| edit.content.clone();
         for record in recorded.records() {
             let contents: Vec<Arc<Content>> = match record {
                 EditsLogRecord::Kept(kept) => kept.iter().filter_map(|(_, v)| of(v)).collect(),

@@ -247,6 +247,10 @@ fn records_of_the_other_files() {
         sums: vec![Some(vec![5]), None],
     };
     check(&[(block, "0207fb2c01020001fb001002010102020302000101040201010500")]);
+}
+
+#[test]
+fn records_of_heads() {
     check(&[(HoldsRecord { layers: [LayerId(1), LayerId(300)].into() }, "0201fb2c01")]);
     check(&[(FirstHeadRecord { layer: LayerId(300) }, "fb2c01")]);
     let fork = ForkPoint { head: "main".into(), layer: LayerId(7), time: T, since: LayerId(9) };
@@ -265,6 +269,10 @@ fn records_of_the_other_files() {
             "fb2c0101046d61696e0703050901016108fb2c01",
         ),
     ]);
+}
+
+#[test]
+fn records_of_the_store_and_its_operations() {
     check(&[(BaseRecord { path: b"/base".to_vec() }, "052f62617365")]);
     check(&[(VolatileRecord { writer: SEVEN }, "07070707070707070707070707070707")]);
     check(&[

@@ -45,6 +45,9 @@ const UNFINISHED: [&str; 11] = [
     VOLATILE,
 ];
 
+/// The device and the inode number of the base's root.
+type Root = (u64, u64);
+
 impl Store {
     /// Makes a store at `path` for the base at `base_path`. `root` is (device, inode number) of the
     /// base's root.
@@ -87,7 +90,7 @@ impl Store {
         format::publish_format(&dir, format::FORMAT, durable)?;
         // Another store may have been in this directory before.
         FailedSyncs::of(&dir, Writer::of(&dir)?)?.forget_all();
-        Store::open_locked(dir, lock, root, options)
+        Store::open_in(dir, lock, root, options)
     }
 
     /// Opens the store at `path`. `root` is (device, inode number) of the base's root.
@@ -99,13 +102,13 @@ impl Store {
         let dir = StoreDir::open(path)?;
         check_private(&dir)?;
         let lock = take_lock(&dir)?;
-        Store::open_locked(dir, lock, root, options)
+        Store::open_in(dir, lock, root, options)
     }
 
-    fn open_locked(
+    fn open_in(
         dir: StoreDir,
         lock: Flock<File>,
-        root: (u64, u64),
+        root: Root,
         options: StoreOptions,
     ) -> Result<Store> {
         let trust = heads::read_trust(&dir)?;

@@ -294,12 +294,8 @@ impl Common {
             self.empty_pre_images(&pre_images)?;
             self.thin_remaps(&refs)?;
             if !self.store.wait_for_read_epochs() {
-                return Err(Error::new(
-                    Kind::InUse,
-                    "gc",
-                    "timed out waiting for readers; some unused space was not freed",
-                )
-                .hint("run 'jailfs gc' again"));
+                let reason = "timed out waiting for readers; some unused space was not freed";
+                return Err(Error::new(Kind::InUse, "gc", reason).hint("run 'jailfs gc' again"));
             }
         }
         Ok(bytes + self.sweep(&refs, &live, dry_run)?)

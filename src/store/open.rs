@@ -90,7 +90,7 @@ impl Store {
         format::publish_format(&dir, format::FORMAT, durable)?;
         // Another store may have been in this directory before.
         FailedSyncs::of(&dir, Writer::of(&dir)?)?.forget_all();
-        Store::open_in(dir, lock, root, options)
+        Store::load(dir, lock, root, options)
     }
 
     /// Opens the store at `path`. `root` is (device, inode number) of the base's root.
@@ -102,15 +102,10 @@ impl Store {
         let dir = StoreDir::open(path)?;
         check_private(&dir)?;
         let lock = take_lock(&dir)?;
-        Store::open_in(dir, lock, root, options)
+        Store::load(dir, lock, root, options)
     }
 
-    fn open_in(
-        dir: StoreDir,
-        lock: Flock<File>,
-        root: Root,
-        options: StoreOptions,
-    ) -> Result<Store> {
+    fn load(dir: StoreDir, lock: Flock<File>, root: Root, options: StoreOptions) -> Result<Store> {
         let trust = heads::read_trust(&dir)?;
         let was_volatile = volatile::begin(&dir, trust.writer, !options.volatile)?;
         let base = format::read_base(&dir)?;

@@ -107,9 +107,11 @@ impl Timeline {
 /// Says why the head cannot be rebased.
 fn describe(error: &FsError) -> String {
     match error {
-        FsError::Stale => "a file changed of which a hard link was never looked up in the tree, and \
+        FsError::Stale => {
+            "a file changed of which a hard link was never looked up in the tree, and \
                            finding it takes a scan of the base"
-            .to_owned(),
+                .to_owned()
+        }
         error => error.to_string(),
     }
 }

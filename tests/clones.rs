@@ -6,8 +6,8 @@
 //! journal, and jailfs opens the store on it. Then everything that was synced or acknowledged
 //! before the clone began must be there, and everything that is there must be whole.
 //!
-//! A cut looks at all names, and reads a bounded part of the content: what is new, and samples of the
-//! rest that differ from cut to cut. So its cost does not grow with the number of cuts.
+//! A cut looks at all names, and reads a bounded part of the content: what is new, and samples of
+//! the rest that differ from cut to cut. So its cost does not grow with the number of cuts.
 //!
 //! `JAILFS_CUTS=N` makes N cuts.
 
@@ -76,8 +76,8 @@ struct Promises {
     /// Files that were begun, and files whose fsync was acknowledged.
     begun: AtomicU64,
     synced: AtomicU64,
-    /// Checkpoints that were acknowledged and that no garbage collection may have dropped: name, the
-    /// number of files synced before the request, and begun after it.
+    /// Checkpoints that were acknowledged and that no garbage collection may have dropped: name,
+    /// the number of files synced before the request, and begun after it.
     checkpoints: Mutex<Vec<(String, u64, u64)>>,
     /// Files that the base has for certain, because their apply was acknowledged.
     applied: AtomicU64,
@@ -210,8 +210,8 @@ fn sample(count: u64, many: u64, cut: u64) -> impl Iterator<Item = u64> {
     (0..count).skip((cut.wrapping_mul(0x9e37_79b9) % step) as usize).step_by(step as usize)
 }
 
-/// The files of a promise directory: their numbers start at 0 without gaps, and each that is read is
-/// whole. The file that was being written, after all synced ones, may be incomplete.
+/// The files of a promise directory: their numbers start at 0 without gaps, and each that is read
+/// is whole. The file that was being written, after all synced ones, may be incomplete.
 fn count(dir: &Path, (synced, begun): (u64, u64), cut: u64) {
     let name = |entry: std::io::Result<std::fs::DirEntry>| entry.unwrap().file_name();
     let names: Vec<u64> = std::fs::read_dir(dir)

@@ -2,7 +2,6 @@
 
 #![expect(
     clippy::expect_used,
-    clippy::unwrap_used,
     clippy::indexing_slicing,
     clippy::panic,
     clippy::print_stderr,

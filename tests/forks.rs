@@ -538,6 +538,8 @@ fn a_fork_or_drop_that_fails_leaves_the_heads_before_or_after() {
                 fork(&main, "old");
                 put(&main.head("old").unwrap(), "a", "old\n");
                 put(&main, "a", "now\n");
+                // After a failed sync, what was not synced before may be lost.
+                main.fs().sync().unwrap();
                 let rule = format!("fail:any:{number}{from_there}:{errno}");
                 let did = failpoint::with(&rule, || {
                     try_fork(&main, &["new"], None).and_then(|_| drop_fork(&main, "old"))

@@ -141,7 +141,7 @@ impl Timeline {
         let logged = self.log_operation(OpVerb::DropFork, name.to_owned(), to);
         let removed = self.store.remove_edits(name).and_then(|()| {
             let layers: Vec<LayerId> = self.layers_of_dropped_heads().into_iter().rev().collect();
-            layers.iter().try_for_each(|layer| self.store.remove_layer(*layer))
+            layers.iter().try_for_each(|layer| self.store.remove_unused(*layer))
         });
         if let Err(error) = removed {
             // Nothing leads to the rest. The next gc takes the layers, and the next head of this

@@ -118,8 +118,8 @@ impl Place {
         mount(&self.base, &self.mnt, &self.store)
     }
 
-    /// How long it takes to mount a copy of the store, in milliseconds. What tidies up in the background may take away what is about to
-    /// be copied: then it is copied again.
+    /// How long it takes to mount a copy of the store, in milliseconds. What tidies up in the
+    /// background may take away what is about to be copied: then it is copied again.
     fn time_to_mount(&self) -> Result<f64> {
         let copy = self.dir.path().join("copy");
         for _ in 1..COPIES {
@@ -156,6 +156,7 @@ fn mount(base: &Path, mnt: &Path, store: &Path) -> Result<()> {
     daemon::background(&Plan {
         base: base.to_owned(),
         mount_point: mnt.to_owned(),
+        head: "main".to_owned(),
         store: store.to_owned(),
         choice: Choice::default(),
     })

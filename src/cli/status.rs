@@ -17,19 +17,21 @@ use crate::sandbox::{Reply, Request};
 /// Show the state of the sandbox
 #[derive(Args)]
 pub(super) struct Status {
-    /// Print one JSON object for the sandbox, and one per path that is not rolled back, refused link
-    /// and problem
+    /// Print one JSON object for the sandbox, and one per path that is not rolled back, refused
+    /// link and problem
     #[arg(long)]
     json: bool,
 }
 
 impl Status {
     pub(super) fn run(&self, global: &Global) -> Result<u8> {
-        let Reply::Status(status) = Target::find(global)?.call(Request::Status)? else {
+        let mut target = Target::find(global)?;
+        let Reply::Status(status) = target.call(Request::Status)? else {
             return Err(wrong_answer());
         };
+        let head = if self.json { None } else { target.head_of_many()? };
         let mut out = Out::new();
-        for line in if self.json { json(&status)? } else { text(&status) } {
+        for line in if self.json { json(&status)? } else { text(&status, head.as_deref()) } {
             out.line(&line);
         }
         out.finish()?;
@@ -50,7 +52,8 @@ fn json(status: &Data) -> Result<Vec<String>> {
     lines.map(|line| line.text()).collect()
 }
 
-fn text(status: &Data) -> Vec<String> {
+/// `head` is the name of the head if there is more than one.
+fn text(status: &Data, head: Option<&str>) -> Vec<String> {
     let path = |bytes: &[u8]| format::one_line(&OsStr::from_bytes(bytes).display().to_string());
     let mount = match (&status.mount, status.pid) {
         (Some(mount), Some(pid)) => format!("{} (process {pid})", path(mount)),
@@ -73,6 +76,7 @@ fn text(status: &Data) -> Vec<String> {
         format!("mount       {mount}"),
         format!("store       {} ({})", path(&status.store), format::size(status.store_bytes)),
     ];
+    all.extend(head.map(|head| format!("head        {}", format::one_line(head))));
     all.append(&mut lines);
     all.push(format!("changed     {} {since}", format::paths(status.changed)));
     if status.checkpoint.is_some() {
@@ -84,7 +88,8 @@ fn text(status: &Data) -> Vec<String> {
     });
     if status.sync_failed {
         all.push(
-            "a sync of the store failed: what was not synced before may be lost, and nothing can be changed"
+            "a sync of the store failed: what was not synced before may be lost, and nothing can \
+             be changed"
                 .to_owned(),
         );
         all.push(
@@ -94,11 +99,13 @@ fn text(status: &Data) -> Vec<String> {
     }
     if let Some(rollback) = &status.rollback {
         all.push(
-            "an apply failed, and the base is not rolled back yet; until then no other apply is possible"
+            "an apply failed, and the base is not rolled back yet; \
+             until then no other apply is possible"
                 .to_owned(),
         );
         all.push(
-            "(retry: jailfs apply --undo). The mount shows the base as it was before. Not rolled back:"
+            "(retry: jailfs apply --undo). The mount shows the base as it was before. Not rolled \
+             back:"
                 .to_owned(),
         );
         all.extend(
@@ -142,7 +149,7 @@ mod tests {
 
     fn status() -> Data {
         Data {
-            head: "main".to_owned(),
+            head: "try".to_owned(),
             base: b"/src/repo".to_vec(),
             store: b"/s\xff".to_vec(),
             mount: None,
@@ -182,7 +189,9 @@ mod tests {
 
     #[test]
     fn a_status_tells_what_is_wrong() {
-        let text = text(&status()).join("\n");
+        assert!(!text(&status(), None).join("\n").contains("head"));
+        let text = text(&status(), Some("try\n")).join("\n");
+        assert!(text.contains("\nhead        try\\n\n"), "{text}");
         assert!(text.contains("mount       not mounted\n"), "{text}");
         assert!(text.contains("changed     2 paths since the base\n"), "{text}");
         assert!(

@@ -13,8 +13,8 @@ use crate::error::{Error, Result};
 use crate::store::Store;
 use crate::store::format::FORMAT_WITH_FORKS;
 use crate::store::io::dir::StoreDir;
-use crate::store::io::{log, record_file};
 use crate::store::io::writer::{FailedSyncs, Writer};
+use crate::store::io::{log, record_file};
 use crate::store::layer::{LayerInfo, Trust};
 use crate::store::ledger::{self, LedgerRecord};
 use crate::store::pack::Packs;
@@ -156,7 +156,10 @@ impl Store {
     pub fn is_of(&self, info: &LayerInfo, head: &str) -> bool {
         let since = || {
             let records = self.head_records.lock();
-            records.get(head).and_then(|record| record.as_ref().ok()).map_or(LayerId(0), |r| r.since())
+            records
+                .get(head)
+                .and_then(|record| record.as_ref().ok())
+                .map_or(LayerId(0), |r| r.since())
         };
         info.header.kind.is_of_head() && info.header.head == head && info.header.layer >= since()
     }
@@ -213,7 +216,8 @@ impl Store {
         let numbers: Vec<u64> =
             heads.iter().map(|(name, _)| self.next_number_of(&head_file(name))).collect();
         let frames = heads.iter().zip(&numbers).map(|((name, record), number)| {
-            let frame = log::frame(record, *number).map_err(|e| e.during(format!("write {name}")))?;
+            let frame =
+                log::frame(record, *number).map_err(|e| e.during(format!("write {name}")))?;
             Ok((name.as_str(), frame))
         });
         let frames = frames.collect::<Result<Vec<_>>>()?;

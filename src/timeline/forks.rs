@@ -205,19 +205,11 @@ impl Common {
             .filter_map(|layer| self.store.layer(layer))
             .filter(|info| info.seal.is_some())
             .max_by_key(|info| info.header.layer);
-        Ok(newest.map(|info| Target {
-            layer: Some(info.header.layer),
-            epoch: info.header.epoch,
-        }))
+        Ok(newest.map(|info| Target { layer: Some(info.header.layer), epoch: info.header.epoch }))
     }
 }
 
-fn info_of(
-    name: &str,
-    record: &HeadRecord,
-    top: LayerId,
-    created: Option<Timestamp>,
-) -> HeadInfo {
+fn info_of(name: &str, record: &HeadRecord, top: LayerId, created: Option<Timestamp>) -> HeadInfo {
     let forked_from = record.forked_from.clone();
     let time = forked_from.as_ref().map(|fork| fork.time).or(created).unwrap_or_default();
     HeadInfo { name: name.to_owned(), forked_from, time, top }

@@ -5,8 +5,8 @@
 //!   will overwrite or remove.
 //! * An apply counts as done when its pre-image layer is sealed. Until then it is rolled back:
 //!   directly if it fails, or at the next start of jailfs if it was interrupted.
-//! * Each sealed pre-image layer begins an epoch of the base. States of earlier epochs read what the
-//!   apply changed from the pre-images.
+//! * Each sealed pre-image layer begins an epoch of the base. States of earlier epochs read what
+//!   the apply changed from the pre-images.
 //! * An apply that was rolled back is an epoch as well. The base has the same bytes again but in
 //!   new files of the host, and the epoch records which inode number each of them has.
 //!

@@ -1,7 +1,7 @@
 //! Writes a plan into the base as a transaction: record pre-images, write, seal; or roll back.
 //!
-//! * All states are read through the pre-images from the moment they are complete, so a reader never
-//!   sees a base that is half written.
+//! * All states are read through the pre-images from the moment they are complete, so a reader
+//!   never sees a base that is half written.
 //! * A transaction ends sealed, or it is left as an [`UnfinishedRollback`].
 
 use std::collections::BTreeSet;
@@ -71,16 +71,7 @@ impl Timeline {
             earlier.iter().cloned().chain([Arc::new(pre_images::collect(&images, &[]))]).collect();
         self.install_history(&with_images);
         let claims = Claims::default();
-        Ok(Transaction {
-            layer,
-            epoch,
-            earlier,
-            with_images,
-            images,
-            touched,
-            stages,
-            claims,
-        })
+        Ok(Transaction { layer, epoch, earlier, with_images, images, touched, stages, claims })
     }
 
     /// Writes the changes of the plan into the base, and records what the base has afterwards.

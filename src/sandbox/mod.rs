@@ -294,9 +294,9 @@ impl Sandbox {
     /// Starts the background threads.
     pub fn attach(&self, kernel: Arc<dyn Kernel>) {
         self.timeline.set_kernel(Some(kernel));
-        match Housekeeper::start(&self.timeline, Arc::clone(&self.shared.terms)) {
+        match Housekeeper::start(&self.timeline, &self.shared.terms, &self.shared.keeper) {
             Ok(housekeeper) => {
-                self.fs().set_reclaimer(reclaimer(&self.timeline, Some(housekeeper.collector())));
+                self.fs().set_reclaimer(reclaimer(&self.timeline, housekeeper.collector()));
                 *self.housekeeper.lock() = Some(housekeeper);
             }
             Err(error) => log::warn!("start the background threads of the store: {error}"),

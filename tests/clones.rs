@@ -14,10 +14,10 @@
     clippy::indexing_slicing,
     clippy::print_stderr,
     clippy::disallowed_methods,
-    reason = "a failure is what a test is for, and the figures are worth a line"
+    reason = "a test fails by panicking, and prints its figures"
 )]
 
-#[expect(dead_code, reason = "other tests need more of it")]
+#[expect(dead_code, reason = "other tests use the rest of it")]
 #[path = "common/live.rs"]
 mod harness;
 

@@ -246,7 +246,7 @@ fn log_and_status_say_the_head() {
     assert!(diff("@-1", "@").is_err());
     let Reply::Diff(changes) = diff("main@", "try@-1").unwrap() else { panic!() };
     assert_eq!(changes.to_vec().unwrap().len(), 1);
-    assert_eq!(diff("nobody@", "@").unwrap_err().kind, Kind::NoStore);
+    assert_eq!(diff("absent@", "@").unwrap_err().kind, Kind::NoStore);
 }
 
 /// The number of calls and the bytes of the store, not the time: those are the same at every run.
@@ -502,10 +502,10 @@ fn bad_names_and_heads_are_refused() {
     assert_eq!(kind(&["x", "x"]), Kind::Failed);
     assert_eq!(kind(&["fine", "a@b"]), Kind::Usage);
     assert_eq!(try_fork(&main, &["y"], Some("nothing")).unwrap_err().kind, Kind::NoStore);
-    assert_eq!(try_fork(&main, &["y"], Some("nobody@")).unwrap_err().kind, Kind::NoStore);
+    assert_eq!(try_fork(&main, &["y"], Some("absent@")).unwrap_err().kind, Kind::NoStore);
     assert_eq!(names(&main), ["main", "try"]);
-    assert_eq!(main.head("nobody").map(drop).unwrap_err().kind, Kind::NoStore);
-    assert_eq!(drop_fork(&main, "nobody").unwrap_err().kind, Kind::NoStore);
+    assert_eq!(main.head("absent").map(drop).unwrap_err().kind, Kind::NoStore);
+    assert_eq!(drop_fork(&main, "absent").unwrap_err().kind, Kind::NoStore);
     assert_eq!(drop_fork(&main, "main").unwrap_err().kind, Kind::InUse);
     let open = main.head("try").unwrap();
     assert_eq!(drop_fork(&main, "try").unwrap_err().kind, Kind::InUse);
@@ -535,9 +535,8 @@ fn a_fork_or_drop_that_fails_leaves_the_heads_before_or_after() {
                 // After a failed sync, what was not synced before may be lost.
                 main.fs().sync().unwrap();
                 let rule = format!("fail:any:{number}{from_there}:{errno}");
-                let did = failpoint::with(&rule, || {
-                    try_fork(&main, &["new"], None).and_then(|_| drop_fork(&main, "old"))
-                });
+                let work = || try_fork(&main, &["new"], None).and_then(|_| drop_fork(&main, "old"));
+                let (did, calls) = failpoint::trace(|| failpoint::with(&rule, work));
                 let found = names(&main);
                 let possible = [&["main", "old"][..], &["main", "new", "old"], &["main", "new"]];
                 assert!(possible.iter().any(|names| *names == found), "{rule}: {found:?} {did:?}");
@@ -554,12 +553,15 @@ fn a_fork_or_drop_that_fails_leaves_the_heads_before_or_after() {
                 gc(&main);
                 drop(main);
                 place.is_sound();
-                if did.is_ok() {
+                if calls.iter().all(|(_, has_failed)| !has_failed) {
                     break;
                 }
-                failed += 1;
+                failed += u32::from(did.is_err());
             }
-            assert!(failed > 10, "{errno}{from_there}: it failed {failed} times");
+            // If the disk is full once, the next attempt succeeds.
+            let is_retried = errno == "ENOSPC" && from_there.is_empty();
+            assert!(number > 20, "{errno}{from_there}: there were {number} calls");
+            assert!(is_retried || failed > 10, "{errno}{from_there}: it failed {failed} times");
         }
     }
 }

@@ -14,7 +14,7 @@
     clippy::indexing_slicing,
     clippy::print_stderr,
     clippy::disallowed_methods,
-    reason = "a failure is what a test is for, and the figures are worth a line"
+    reason = "a test fails by panicking, and prints its figures"
 )]
 
 #[path = "io_errors/faulty_base.rs"]
@@ -135,7 +135,7 @@ impl Operation {
             .filter(|(_, failed)| *failed)
             .map(|(step, _)| step.name())
             .collect();
-        let told = format!("{rules} ({}): {:?}", failed.join(", "), outcome.error);
+        let context = format!("{rules} ({}): {:?}", failed.join(", "), outcome.error);
         // Changes that were not synced may be lost if a sync failed.
         let is_sync =
             |step: &Failpoint| matches!(step, Failpoint::StoreSync | Failpoint::StoreSyncDir);
@@ -146,13 +146,13 @@ impl Operation {
             // A limit that docs/SEMANTICS.md names: a sync of the journal of an apply failed, and
             // then the start that rolls it back. The changes of the apply may then look like those
             // of another program.
-            place.is_sound(&told);
+            place.is_sound(&context);
             return outcome;
         }
         let may_lose = outcome.calls.iter().any(|(step, failed)| *failed && is_sync(step));
         let first = if may_lose { 0 } else { outcome.done };
         let last = (outcome.done + 1).min(states.len() - 1);
-        place.judge(&states[first..=last], states, &told);
+        place.judge(&states[first..=last], states, &context);
         outcome
     }
 }

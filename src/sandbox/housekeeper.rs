@@ -6,7 +6,7 @@
 //! * Compaction runs after each operation and wakes the other two, so that they work on compact
 //!   layers.
 //! * Dropping a [`Housekeeper`] ends the thread of its head and waits for it; dropping the last one
-//!   also ends those of the store. What they did not finish, the next mount does.
+//!   also ends those of the store. The next mount does the work that they did not finish.
 
 use std::sync::{Arc, Weak};
 

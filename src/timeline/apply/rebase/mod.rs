@@ -50,7 +50,7 @@ impl Timeline {
         let onto = Target { layer: None, epoch };
         let mut rebased = RebasedState::new(self.state_of(sealed)?, self.state_of(onto)?);
         let (mut next, previous) =
-            self.publish_layer(OpVerb::Apply, onto, LayerKind::Lands(self.fs.upper_layer()))?;
+            self.publish_layer(OpVerb::Apply, onto, LayerKind::Rebased(self.fs.upper_layer()))?;
         let mut why = "programs write faster than jailfs can catch up".to_owned();
         for _ in 0..ROUNDS {
             match self.catch_up_and_switch(&mut rebased, next) {

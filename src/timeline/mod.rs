@@ -22,6 +22,7 @@ pub mod fsck;
 pub mod gc;
 mod journal;
 mod lineage;
+pub mod merge;
 pub mod mounts;
 mod pack;
 mod reopen;

@@ -272,8 +272,8 @@ impl Install<'_> {
         Ok(())
     }
 
-    /// Gives new times to the directories of our head in which names changed, if the other head does
-    /// not have later ones.
+    /// Gives new times to the directories of our head in which names changed, if the other head
+    /// does not have later ones.
     fn touch_dirs(&mut self, names: &[NameChange], lost: &BTreeSet<Ino>) -> FsResult<()> {
         let dirs: BTreeSet<Ino> = names.iter().map(|((dir, _), ..)| *dir).collect();
         for dir in dirs.difference(lost) {

@@ -49,7 +49,8 @@ pub(in crate::timeline) struct Plan<'a> {
     three: &'a Three<'a>,
     names: Vec<NameChange>,
     nodes: Vec<MergedNode>,
-    /// The paths that neither head wins, sorted. If there are any, the plan must not be carried out.
+    /// The paths that neither head wins, sorted. With any of them, the plan must not be carried
+    /// out.
     conflicts: Vec<Conflict>,
     /// The files with markers.
     unresolved: Vec<TreePath>,

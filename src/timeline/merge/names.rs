@@ -58,8 +58,8 @@ impl<'a> Names<'a> {
         changes.collect()
     }
 
-    /// Whether a node has a name in the merged tree. Says so of nodes whose names are the same in both
-    /// heads, and of those with a name that conflicts.
+    /// Whether a node has a name in the merged tree. Says so of nodes whose names are the same in
+    /// both heads, and of those with a name that conflicts.
     pub(super) fn has_name(&self, ino: Ino) -> FsResult<bool> {
         let mut slots = self.three.slots_of(ino).peekable();
         if slots.peek().is_none() {

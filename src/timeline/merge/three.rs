@@ -197,8 +197,8 @@ impl<'a> Three<'a> {
         Ok(diff)
     }
 
-    /// The paths of a name: in our head, in the other one and in the merge base, as far as they have
-    /// its directory.
+    /// The paths of a name: in our head, in the other one and in the merge base, as far as they
+    /// have its directory.
     pub(super) fn paths(&self, (dir, name): &Slot) -> FsResult<Vec<TreePath>> {
         let views = [
             (self.ours.view, self.ours.real(*dir)),

@@ -1,12 +1,14 @@
-//! The loop of a coding agent, without the agent: checkpoint, let it work, run the tests, restore on red.
+//! The loop of a coding agent, without the agent: checkpoint, let it work, run the tests, restore
+//! on red.
 //!
 //! ```sh
 //! cargo run --example agent_loop -- REPOSITORY 'TEST COMMAND' 'STEP COMMAND'...
 //! ```
 //!
-//! Every step is a shell command that changes the repository; it runs in a mount over a private directory, so the
-//! repository itself stays as it is. A step after which the tests fail is taken back, in place. What remains is shown at
-//! the end, and written into the repository only if `JAILFS_APPLY=1`.
+//! Every step is a shell command that changes the repository; it runs in a mount over a private
+//! directory, so the repository itself stays as it is. A step after which the tests fail is taken
+//! back, in place. What remains is shown at the end, and written into the repository only if
+//! `JAILFS_APPLY=1`.
 
 #![expect(clippy::print_stdout, reason = "an example talks to whoever tries it")]
 

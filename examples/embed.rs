@@ -55,7 +55,8 @@ fn tour(base: &Path) -> Result<()> {
         paths: Vec::new(),
         dry_run: false,
     })?;
-    // The id from before the restore is that of the content that was cut off; a lookup gives the restored file's.
+    // The id from before the restore is that of the content that was cut off; a lookup gives the
+    // restored file's.
     let restored = fs.lookup(NodeId::ROOT, &name).attempt(|| "look the file up")?;
     let bytes =
         fs.read(restored.id, 0, 100).and_then(|plan| plan.read(false)).attempt(|| "read")?;

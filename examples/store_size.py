@@ -129,7 +129,9 @@ class Rewrites(Scenario):
         content = self.content + self.random.randbytes(4_100_000 // 873)
         at = self.random.randrange(len(content))
         self.content = content[:at] + self.random.randbytes(8) + content[at + 8 :]
-        return self.content, touched(size, len(content)) + (touched(at, at + 8) if at + 8 < size else 0)
+        return self.content, touched(size, len(content)) + (
+            touched(at, at + 8) if at + 8 < size else 0
+        )
 
     def step(self, root, content):
         write(os.path.join(root, "file"), content)
@@ -172,8 +174,15 @@ class Npm(Scenario):
     steps = 4
 
     def base(self, root):
-        wanted = {"express": "4.19.2", "lodash": "4.17.21", "typescript": "5.4.5", "eslint": "8.57.0"}
-        text = json.dumps({"name": "app", "version": "1.0.0", "private": True, "dependencies": wanted})
+        wanted = {
+            "express": "4.19.2",
+            "lodash": "4.17.21",
+            "typescript": "5.4.5",
+            "eslint": "8.57.0",
+        }
+        text = json.dumps(
+            {"name": "app", "version": "1.0.0", "private": True, "dependencies": wanted}
+        )
         write(os.path.join(root, "package.json"), text.encode())
 
     def plan(self, n):
@@ -185,7 +194,10 @@ class Npm(Scenario):
         subprocess.run(command, cwd=root, check=True, stdout=subprocess.DEVNULL)
 
 
-WORDS = "def class return self if else for in import from name value path node tree list map key item text not None".split()
+WORDS = (
+    "def class return self if else for in import from "
+    "name value path node tree list map key item text not None"
+).split()
 SCENARIOS = [Edits, Prepend, Npm, Rewrites, Database]
 
 
@@ -216,10 +228,17 @@ class Jailfs:
 
     def begin(self, scenario):
         scenario.base(self.base)
-        subprocess.run([self.program, "mount", self.base, self.root, "--store", self.store, *self.options], check=True)
+        subprocess.run(
+            [self.program, "mount", self.base, self.root, "--store", self.store, *self.options],
+            check=True,
+        )
 
     def keep(self, n):
-        subprocess.run([self.program, "--store", self.store, "checkpoint"], check=True, stdout=subprocess.DEVNULL)
+        subprocess.run(
+            [self.program, "--store", self.store, "checkpoint"],
+            check=True,
+            stdout=subprocess.DEVNULL,
+        )
 
     def settle(self):
         """Waits until all layers are searched. Returns seconds."""
@@ -230,7 +249,9 @@ class Jailfs:
 
     def info(self):
         command = [self.program, "--store", self.store, "info", "--json"]
-        return json.loads(subprocess.run(command, check=True, capture_output=True).stdout.splitlines()[-1])
+        return json.loads(
+            subprocess.run(command, check=True, capture_output=True).stdout.splitlines()[-1]
+        )
 
     def size(self):
         return on_disk(self.store)
@@ -243,7 +264,9 @@ class Jailfs:
 
 class ShadowGit:
     def __init__(self, place):
-        self.root, self.bare = os.path.join(place, "git", "work"), os.path.join(place, "git", "bare")
+        self.root, self.bare = os.path.join(place, "git", "work"), os.path.join(
+            place, "git", "bare"
+        )
         os.makedirs(self.root)
         subprocess.run(["git", "init", "-q", "--bare", self.bare], check=True)
         self.git("config", "gc.auto", "0")
@@ -252,7 +275,9 @@ class ShadowGit:
         environment = dict(os.environ, GIT_DIR=self.bare, GIT_WORK_TREE=self.root)
         for who in ("AUTHOR", "COMMITTER"):
             environment.update({f"GIT_{who}_NAME": "x", f"GIT_{who}_EMAIL": "x"})
-        subprocess.run(["git", *words], check=True, cwd=self.root, env=environment, stdout=subprocess.DEVNULL)
+        subprocess.run(
+            ["git", *words], check=True, cwd=self.root, env=environment, stdout=subprocess.DEVNULL
+        )
 
     def begin(self, scenario):
         scenario.base(self.root)
@@ -309,7 +334,14 @@ def measure(kind, program, place, small, with_git):
     except subprocess.CalledProcessError as error:
         # Another mount namespace may hold a copy of the mount.
         print(f"{kind.name}: {error}", file=sys.stderr)
-    return {"steps": scenario.steps, "differs": differs, "sizes": sizes, "times": times, "late": late, "pools": pools}
+    return {
+        "steps": scenario.steps,
+        "differs": differs,
+        "sizes": sizes,
+        "times": times,
+        "late": late,
+        "pools": pools,
+    }
 
 
 def tree(root):
@@ -319,7 +351,9 @@ def tree(root):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--jailfs", default="jailfs")
     parser.add_argument("--only", action="append", choices=[kind.name for kind in SCENARIOS])
     parser.add_argument("--small", action="store_true")
@@ -327,24 +361,57 @@ def main():
     parser.add_argument("--dir", help="where the stores are made")
     told = parser.parse_args()
     row = "{:<9} {:>5} {:>9} {:>9} {:>9} {:>6} {:>9} {:>9} | {:>17} {:>17} {:>17} {:>6}"
-    print("sizes in MiB; times of a step in ms: median, mean; late: seconds until all layers were searched")
+    print(
+        "sizes in MiB; times of a step in ms: median, mean; "
+        "late: seconds until all layers were searched"
+    )
     print(f"load at the start: {os.getloadavg()}")
-    print(row.format("scenario", "steps", "differs", "pools", "once", "times", "twice", "git", "once", "twice", "git", "late"))
+    print(
+        row.format(
+            "scenario",
+            "steps",
+            "differs",
+            "pools",
+            "once",
+            "times",
+            "twice",
+            "git",
+            "once",
+            "twice",
+            "git",
+            "late",
+        )
+    )
     for kind in SCENARIOS:
         if told.only and kind.name not in told.only:
             continue
         with tempfile.TemporaryDirectory(dir=told.dir, ignore_cleanup_errors=True) as place:
             found = measure(kind, told.jailfs, place, told.small, not told.without_git)
         mib = lambda number: f"{number / (1 << 20):.2f}"
-        spent = lambda label: "{:.0f}, {:.0f}".format(
-            1000 * statistics.median(found["times"][label]), 1000 * statistics.mean(found["times"][label])
-        ) if label in found["times"] else "-"
+        spent = lambda label: (
+            "{:.0f}, {:.0f}".format(
+                1000 * statistics.median(found["times"][label]),
+                1000 * statistics.mean(found["times"][label]),
+            )
+            if label in found["times"]
+            else "-"
+        )
         sizes = found["sizes"]
         times = f"{sizes['once'] / found['differs']:.2f}"
         print(
             row.format(
-                kind.name, found["steps"], mib(found["differs"]), mib(found["pools"]), mib(sizes["once"]), times, mib(sizes["twice"]),
-                mib(sizes["git"]) if "git" in sizes else "-", spent("once"), spent("twice"), spent("git"), f"{found['late']:.0f}",
+                kind.name,
+                found["steps"],
+                mib(found["differs"]),
+                mib(found["pools"]),
+                mib(sizes["once"]),
+                times,
+                mib(sizes["twice"]),
+                mib(sizes["git"]) if "git" in sizes else "-",
+                spent("once"),
+                spent("twice"),
+                spent("git"),
+                f"{found['late']:.0f}",
             ),
             flush=True,
         )

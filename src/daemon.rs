@@ -204,7 +204,8 @@ impl Serving {
         }
     }
 
-    /// Has the kernel ask once. The session starts the thread that answers by itself, and ends if the host refuses it one.
+    /// Has the kernel ask once. The session starts the thread that answers by itself, and ends if
+    /// the host refuses it one.
     ///
     /// # Errors
     /// Why the session ended.

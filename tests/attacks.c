@@ -1,5 +1,5 @@
-/* Attacks that need system calls which no shell makes; for tests/containers.sh. Each exits with 0 if it
- * went well for the attacker. */
+/* Attacks that need system calls which no shell makes; for tests/containers.sh. Each exits with 0
+ * if the attack succeeded. */
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -35,9 +35,11 @@ use harness::{Live, shell, text};
 const CUTS: u64 = 6;
 /// The outer filesystem can clone files. The inner one has base and store.
 const DISK: &str = "
-    truncate -s 24G ../outer.img; mkfs.xfs -q -m reflink=1 ../outer.img; mkdir ../outer ../disk ../cut ../seen
+    truncate -s 24G ../outer.img; mkfs.xfs -q -m reflink=1 ../outer.img
+    mkdir ../outer ../disk ../cut ../seen
     mkdir -m 700 ../store; mount -o loop ../outer.img ../outer
-    truncate -s 8G ../outer/disk.img; mkfs.ext4 -q ../outer/disk.img; mount -o loop ../outer/disk.img ../disk
+    truncate -s 8G ../outer/disk.img; mkfs.ext4 -q ../outer/disk.img
+    mount -o loop ../outer/disk.img ../disk
     mkdir ../disk/base; mkdir -m 700 ../disk/store
     mount --bind ../disk/base $PWD; mount --bind ../disk/store ../store
     cd ../base; mkdir promises blocks; seq 50000 > blocks/of-the-base";

@@ -6,9 +6,9 @@
 #
 # Needs root, /dev/fuse, and the packages podman, runc, busybox-static and gcc; rows of rootless
 # containers need uidmap and an ordinary user with subordinate ids in $ROOTLESS_USER. Nothing is
-# downloaded: the container is busybox, jailfs and tests/attacks.c. Every row prints the expected and
-# the actual outcome; the exit status says whether they agree. Where the walls stand, the script also
-# tries the attacks of SECURITY.md.
+# downloaded: the container is busybox, jailfs and tests/attacks.c. Every row prints the expected
+# and the actual outcome; the exit status says whether they agree. Where the walls stand, the script
+# also tries the attacks of SECURITY.md.
 set -u
 jailfs=$(realpath "${1:?the program}")
 work=$(mktemp -d /var/tmp/jailfs-containers-XXXXXX)
@@ -22,10 +22,12 @@ mkdir -p "$root"
 (cd "$root" && mkdir -p bin dev proc sys tmp var/tmp run etc root/.ssh home/u repo/sub)
 cp "$(command -v busybox)" "$root/bin/busybox"
 cp "$jailfs" "$root/bin/jailfs"
-for applet in sh cat chmod chown cp echo grep id ln ls mkdir mount mv printf rm sed sleep stat touch true; do ln -s busybox "$root/bin/$applet"; done
+for applet in sh cat chmod chown cp echo grep id ln ls mkdir mount mv printf rm sed sleep stat \
+    touch true; do ln -s busybox "$root/bin/$applet"; done
 gcc -static -O1 -w -o "$root/bin/attacks" "$(dirname "$0")/attacks.c" || exit 2
 cp "$(command -v setpriv)" "$root/bin/setpriv"
-for library in $(ldd "$jailfs" "$root/bin/setpriv" | awk '/^\t/ { for (i = 1; i <= NF; i++) if ($i ~ /^\//) print $i }'); do
+paths='/^\t/ { for (i = 1; i <= NF; i++) if ($i ~ /^\//) print $i }'
+for library in $(ldd "$jailfs" "$root/bin/setpriv" | awk "$paths"); do
     mkdir -p "$root/$(dirname "$library")"
     cp -L "$library" "$root/$library"
 done
@@ -69,7 +71,8 @@ run --apply -- sh -c 'cp /bin/busybox evil; chmod 4755 evil' && went_well 4
 [ ! -e evil ] || went_well 4
 /bin/jailfs diff | grep -q 'evil .gains the setuid bit.' || went_well 4, not marked
 /bin/jailfs discard >/dev/null || went_well 4, not discarded
-run --keep -- sh -c 'mkdir -p .git/hooks; echo evil > .git/hooks/pre-commit; /bin/jailfs checkpoint' || went_well 5, not run
+run --keep -- sh -c 'mkdir -p .git/hooks; echo evil > .git/hooks/pre-commit
+    /bin/jailfs checkpoint' || went_well 5, not run
 /bin/jailfs diff | grep -q 'pre-commit .protected.' || went_well 5
 /bin/jailfs apply >/dev/null 2>&1 && went_well 5
 /bin/jailfs discard >/dev/null
@@ -90,8 +93,9 @@ ATTACKS
 
 # As Docker's default profile does without CAP_SYS_ADMIN.
 cat > "$work/strict.json" <<'PROFILE'
-{"defaultAction":"SCMP_ACT_ALLOW","syscalls":[{"names":["unshare","setns","mount","umount2","pivot_root","fsopen",
-"fsmount","move_mount","open_tree","mount_setattr"],"action":"SCMP_ACT_ERRNO","errnoRet":1}]}
+{"defaultAction":"SCMP_ACT_ALLOW","syscalls":[{"names":["unshare","setns","mount","umount2",
+"pivot_root","fsopen","fsmount","move_mount","open_tree","mount_setattr"],
+"action":"SCMP_ACT_ERRNO","errnoRet":1}]}
 PROFILE
 
 check() { # NAME EXPECTED-CODE EXPECTED-TEXT COMMAND...
@@ -114,24 +118,30 @@ probe="--rootfs $root sh /probe.sh"
 attacks="--rootfs $root sh /attacks.sh"
 held='^held$'
 both='by a view of its own (user, mount.*Landlock'
+all_walls="$both [0-9]*, a system call filter, no new privileges$"
 
 # shellcheck disable=SC2086 # the words of $probe are words
 {
     check "podman, root, without /dev/fuse" 125 "needs '--device\|no /dev/fuse" podman $probe
-    check "podman, root, --device /dev/fuse" 0 "$both.*but the list of processes" podman --device /dev/fuse $probe
-    check "podman, root, --device /dev/fuse, --no-net" 0 "net namespaces" podman --device /dev/fuse $probe --no-net
-    check "podman, root, --device /dev/fuse, unmask=ALL" 0 "$both [0-9]*, a system call filter, no new privileges$" \
+    check "podman, root, --device /dev/fuse" 0 "$both.*but the list of processes" \
+        podman --device /dev/fuse $probe
+    check "podman, root, --device /dev/fuse, --no-net" 0 "net namespaces" \
+        podman --device /dev/fuse $probe --no-net
+    check "podman, root, --device /dev/fuse, unmask=ALL" 0 "$all_walls" \
         podman --device /dev/fuse --security-opt unmask=ALL $probe
     check "podman, root, --device /dev/fuse, no-new-privileges" 0 "$both" \
         podman --device /dev/fuse --security-opt no-new-privileges $probe
     check "podman, root, --device /dev/fuse, --cap-add SYS_ADMIN" 0 "$both" \
         podman --device /dev/fuse --cap-add SYS_ADMIN $probe
-    check "podman, root, --device /dev/fuse, --cap-drop ALL" 125 "neither\|map the ids" podman --device /dev/fuse --cap-drop ALL $probe
+    check "podman, root, --device /dev/fuse, --cap-drop ALL" 125 "neither\|map the ids" \
+        podman --device /dev/fuse --cap-drop ALL $probe
     check "podman, root, --device /dev/fuse, a profile as Docker's" 125 "make the namespaces" \
         podman --device /dev/fuse --security-opt "seccomp=$work/strict.json" $probe
-    check "podman, root, --privileged" 0 "$both [0-9]*, a system call filter, no new privileges$" podman --privileged $probe
-    for flags in "" "--security-opt unmask=ALL" "--security-opt no-new-privileges" "--cap-add SYS_ADMIN"; do
-        check "attacks: podman, root, --device /dev/fuse $flags" 0 "$held" podman --device /dev/fuse $flags $attacks
+    check "podman, root, --privileged" 0 "$all_walls" podman --privileged $probe
+    for flags in "" "--security-opt unmask=ALL" "--security-opt no-new-privileges" \
+        "--cap-add SYS_ADMIN"; do
+        check "attacks: podman, root, --device /dev/fuse $flags" 0 "$held" \
+            podman --device /dev/fuse $flags $attacks
     done
     check "attacks: podman, root, --privileged" 0 "$held" podman --privileged $attacks
     mkdir "$work/bound"
@@ -145,10 +155,12 @@ both='by a view of its own (user, mount.*Landlock'
     # A host with the root directory of the containers: entered by pivot_root(2), so no chroot.
     host() { # UID HOME
         unshare -m sh -c "
-            mount --bind $root $work/bound; mount -t proc proc $work/bound/proc; mount --rbind /dev $work/bound/dev
+            mount --bind $root $work/bound; mount -t proc proc $work/bound/proc
+            mount --rbind /dev $work/bound/dev
             mount --bind $work/fuse $work/bound/dev/fuse
             cd $work/bound; mkdir -p old; pivot_root . old; cd /; export PATH=/bin HOME=$2
-            exec /bin/busybox sh -c 'busybox umount -l /old; exec /bin/setpriv --reuid $1 --regid $1 --clear-groups sh /attacks.sh'"
+            exec /bin/busybox sh -c 'busybox umount -l /old
+            exec /bin/setpriv --reuid $1 --regid $1 --clear-groups sh /attacks.sh'"
     }
     check "attacks: host, root" 0 "$held" host 0 /root
     rm -f "$root"/tmp/*
@@ -156,24 +168,29 @@ both='by a view of its own (user, mount.*Landlock'
     check "podman, --user 1000, /dev/fuse not open to it" 125 "Permission denied" \
         podman --device /dev/fuse --user 1000:1000 --env HOME=/home/u $probe
     check "podman, --user 1000, /dev/fuse open to it" 0 "$both" \
-        podman -v "$work/fuse:/dev/fuse" --device-cgroup-rule 'c 10:229 rwm' --user 1000:1000 --env HOME=/home/u $probe
+        podman -v "$work/fuse:/dev/fuse" --device-cgroup-rule 'c 10:229 rwm' \
+        --user 1000:1000 --env HOME=/home/u $probe
     check "attacks: podman, --user 1000, /dev/fuse open to it" 0 "$held" \
-        podman -v "$work/fuse:/dev/fuse" --device-cgroup-rule 'c 10:229 rwm' --user 1000:1000 --env HOME=/home/u $attacks
+        podman -v "$work/fuse:/dev/fuse" --device-cgroup-rule 'c 10:229 rwm' \
+        --user 1000:1000 --env HOME=/home/u $attacks
     rm -f "$root"/tmp/*
     check "attacks: host, user 1000" 0 "$held" host 1000 /home/u
     rm -f "$root"/tmp/*
     check "chroot, user 1000" 125 "make the namespaces" unshare -m sh -c "
-        mount -t proc proc $root/proc; mount --rbind /dev $root/dev; mount --bind $work/fuse $root/dev/fuse
+        mount -t proc proc $root/proc; mount --rbind /dev $root/dev
+        mount --bind $work/fuse $root/dev/fuse
         HOME=/home/u PATH=/bin exec $(command -v chroot) --userspec=1000:1000 $root sh /probe.sh"
     if [ -n "${ROOTLESS_USER:-}" ]; then
         rm -f "$root/tmp/said"
         chown -R "$ROOTLESS_USER" "$root"
         mkdir "$work/run" && chown "$ROOTLESS_USER" "$work/run"
         rootless="su $ROOTLESS_USER -s /bin/sh -c"
-        line="export XDG_RUNTIME_DIR=$work/run; podman --runtime runc --cgroup-manager cgroupfs run --rm --network none \
+        line="export XDG_RUNTIME_DIR=$work/run
+              podman --runtime runc --cgroup-manager cgroupfs run --rm --network none \
               --ulimit nofile=1024:1024 --device /dev/fuse --rootfs $root sh /probe.sh"
         check "podman, rootless, --device /dev/fuse" 0 "$both" \
-            unshare -m sh -c "mount --bind $work/fuse /dev/fuse; $rootless '$line'; code=\$?; $rootless 'podman system migrate' 2>/dev/null; exit \$code"
+            unshare -m sh -c "mount --bind $work/fuse /dev/fuse; $rootless '$line'; code=\$?
+            $rootless 'podman system migrate' 2>/dev/null; exit \$code"
     fi
 }
 exit $failed

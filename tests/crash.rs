@@ -36,8 +36,10 @@ const BASE: &str = "
 const WORK: [&str; 4] = [
     "echo changed >> src/f1; rm src/f2; echo new > src/new",
     "mv docs manual; echo x >> README; truncate -s 100 big; mkdir -p a/b/c; echo deep > a/b/c/d",
-    "rm -rf a; mv manual docs; seq 5000 | dd of=big bs=1 seek=50 conv=notrunc status=none; chmod 600 src/f3",
-    "echo unsealed > src/unsealed; rm src/f4; mv src/f5 src/moved; ln src/moved src/linked; touch -d 2001-01-01 src/f6",
+    "rm -rf a; mv manual docs; seq 5000 | dd of=big bs=1 seek=50 conv=notrunc status=none; \
+     chmod 600 src/f3",
+    "echo unsealed > src/unsealed; rm src/f4; mv src/f5 src/moved; ln src/moved src/linked; \
+     touch -d 2001-01-01 src/f6",
 ];
 
 /// Tries only one in so many failing calls; `JAILFS_CRASH_STRIDE=1` tries all.
@@ -245,7 +247,8 @@ fn store_of_all_kinds() -> Live {
 fn a_truncated_file_is_reported_or_has_an_earlier_end() {
     let mut live = store_of_all_kinds();
     live.mount();
-    live.sh("echo 1 > last; echo 2 >> last; mkdir d; mv last d/; rm -r d; echo 3 > src/f3; chmod 700 src/f6");
+    live.sh("echo 1 > last; echo 2 >> last; mkdir d; mv last d/; rm -r d; echo 3 > src/f3; \
+        chmod 700 src/f6");
     live.umount();
     let before = states(&live.store);
     copy(&live.store, &live.outside().join("whole"));
@@ -528,7 +531,8 @@ fn changes_of_others_since_an_interrupted_apply_are_left_alone() {
         // beside it.
         shell(
             &live.base,
-            "for f in README big src/f1 src/f3 src/f6 src/new src/moved src/unsealed; do if [ -e $f ]; then echo hand >> $f; fi; done
+            "for f in README big src/f1 src/f3 src/f6 src/new src/moved src/unsealed; \
+             do if [ -e $f ]; then echo hand >> $f; fi; done
              echo hand > src/hand; echo hand > new-dir; mkdir -p docs; echo hand > docs/hand",
         );
         let list = "find . -type f ! -name '.jailfs-*' | sort | xargs grep -l hand | xargs md5sum";

@@ -595,7 +595,8 @@ fn ranges_are_copied() {
     let from = File::open(bench.at("from")).unwrap();
     let to = OpenOptions::new().write(true).create_new(true).open(bench.at("to")).unwrap();
     let (mut at, mut into) = (1000, 5);
-    // SAFETY: copy_file_range(2) reads and writes the two offsets, which are borrowed mutably, and no other memory.
+    // SAFETY: copy_file_range(2) reads and writes the two offsets, which are borrowed mutably, and
+    // no other memory.
     let copied = unsafe {
         libc::copy_file_range(
             from.as_raw_fd(),
@@ -894,10 +895,14 @@ fn no_operation_in_the_mount_changes_the_base() {
         }
     });
     let before = snapshot(&bench.base("").join("."));
-    let script = "set -e; cat a d/b d/e/c link > /dev/null; ls -laR . > /dev/null; find . | wc -l > /dev/null\n\
-        echo more >> a; printf x > d/b; chmod 700 d; touch -d 2001-01-01 d/e; mv d moved; mkdir d; echo 1 > d/b\n\
-        ln a hard; rm link; ln -s d link; rm fifo; mkfifo fifo; setfattr -n user.x -v 1 a 2>/dev/null || true\n\
-        truncate -s 3 moved/e/c; cp -a moved copy; rm -rf moved; sync -f .; rmdir d 2>/dev/null || true; rm -rf ./*";
+    let script = "set -e; cat a d/b d/e/c link > /dev/null; ls -laR . > /dev/null; \
+        find . | wc -l > /dev/null\n\
+        echo more >> a; printf x > d/b; chmod 700 d; touch -d 2001-01-01 d/e; mv d moved; mkdir d; \
+        echo 1 > d/b\n\
+        ln a hard; rm link; ln -s d link; rm fifo; mkfifo fifo; \
+        setfattr -n user.x -v 1 a 2>/dev/null || true\n\
+        truncate -s 3 moved/e/c; cp -a moved copy; rm -rf moved; sync -f .; \
+        rmdir d 2>/dev/null || true; rm -rf ./*";
     let output =
         Command::new("sh").arg("-c").arg(script).current_dir(bench.at("")).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));

@@ -52,14 +52,19 @@ fn all_states(live: &Live, format: u32) -> String {
 }
 
 const FIRST: &str = r#"
-    mkdir -p dir/deep "$(printf 'not \377 text')"; echo content > "$(printf 'not \377 text/f\200')"; echo new > README
-    seq 5000 > dir/big; ln dir/big dir/deep/link; ln -s ../README dir/symlink; mkfifo -m 640 dir/fifo
-    setfattr -n user.colour -v green dir/big; setfattr -n user.d -v x dir; setfacl -m u:7:rx dir/deep; chmod 4711 README; chown 12:34 dir/big
+    mkdir -p dir/deep "$(printf 'not \377 text')"; echo content > "$(printf 'not \377 text/f\200')"
+    echo new > README
+    seq 5000 > dir/big; ln dir/big dir/deep/link; ln -s ../README dir/symlink
+    mkfifo -m 640 dir/fifo
+    setfattr -n user.colour -v green dir/big; setfattr -n user.d -v x dir
+    setfacl -m u:7:rx dir/deep; chmod 4711 README; chown 12:34 dir/big
     truncate -s 5M sparse; echo middle | dd of=sparse bs=1 seek=3000000 conv=notrunc status=none
-    echo space > 'a name with  spaces'; touch -d '1969-12-31 23:59:58.123456789 UTC' old; touch -d '2300-01-01 UTC' future
+    echo space > 'a name with  spaces'; touch -d '1969-12-31 23:59:58.123456789 UTC' old
+    touch -d '2300-01-01 UTC' future
     mknod null c 1 3; for n in 1 2 3 4 5 6 7 8 9; do echo $n > dir/n$n; done
 "#;
-const SECOND: &str = "rm dir/n1 dir/n2; mv dir/deep moved; echo more >> dir/big; rm -r not*; truncate -s 100 sparse; setfattr -x user.d dir";
+const SECOND: &str = "rm dir/n1 dir/n2; mv dir/deep moved; echo more >> dir/big; rm -r not*; \
+    truncate -s 100 sparse; setfattr -x user.d dir";
 const THIRD: &str =
     "echo branch > branch; rm dir/fifo; mkdir -p x/y/z; echo z > x/y/z/z; chmod 700 x";
 const FOURTH: &str = "echo after > after-apply; rm branch; echo all > dir/n3; mkdir x/empty";
@@ -90,7 +95,8 @@ fn format_of(store: &Path) -> u32 {
 #[ignore = "writes the fixture; only for a format that is not released"]
 fn make_the_fixture_anew() {
     let mut live = Live::new(
-        "echo base > README; mkdir below; echo untouched > below/plain; touch -d 2020-01-01 below/plain",
+        "echo base > README; mkdir below; echo untouched > below/plain; \
+         touch -d 2020-01-01 below/plain",
     );
     live.applied = true;
     live.sh(FIRST);
@@ -116,8 +122,10 @@ fn make_the_fixture_anew() {
     let format = format_of(&live.store);
     assert_eq!(Some(&format), FORMATS.last());
     let script = format!(
-        "rm -f store/control store/daemon.log store/lock store/reserve; mkdir kept; cp -a store base kept
-        tar --format=posix --sort=name --xattrs --acls -S -czf {}/format-{format}.tar.gz -C kept store base",
+        "rm -f store/control store/daemon.log store/lock store/reserve; mkdir kept; \
+         cp -a store base kept
+        tar --format=posix --sort=name --xattrs --acls -S -czf \
+            {}/format-{format}.tar.gz -C kept store base",
         fixtures().display()
     );
     shell(live.outside(), &script);

@@ -171,8 +171,10 @@ fn work(live: &Live, recorded: &Mutex<Recorded>) -> Vec<Promise> {
         let content = format!("round {round} ").repeat(700).into_bytes();
         // Unsynced: in place, appended, and removed again.
         live.sh(&format!(
-            "echo {round} >> log; head -c 30000 /dev/urandom > scratch; seq 3000 > over; mv over under; ln -f log also
-             dd if=/dev/urandom of=base bs=1k seek={round} count=3 conv=notrunc status=none; rm -f scratch"
+            "echo {round} >> log; head -c 30000 /dev/urandom > scratch; seq 3000 > over; \
+             mv over under; ln -f log also
+             dd if=/dev/urandom of=base bs=1k seek={round} count=3 conv=notrunc status=none
+             rm -f scratch"
         ));
         let name = format!("kept{round}");
         std::fs::write(live.mnt.join(&name), &content).unwrap();
@@ -276,7 +278,8 @@ fn a_promise_before_a_flush_survives_every_order_of_the_later_writes() {
     let begin = recorded.lock().unwrap().image.clone();
     let served = disk_dir.path().join("served").join(NAME);
     let script = format!(
-        "mkdir ../disk ../cut ../seen; mount -o loop {} ../disk; mkdir -m 700 ../disk/store; ln -s disk/store ../store
+        "mkdir ../disk ../cut ../seen; mount -o loop {} ../disk; mkdir -m 700 ../disk/store; \
+         ln -s disk/store ../store
          seq 9000 > base",
         served.display()
     );

@@ -1,9 +1,9 @@
 //! Runs the fuzz targets on the stable toolchain, for half a minute each: bytes from a seed, and
 //! mutations of bytes that did something.
 //!
-//! `JAILFS_FUZZ_SECONDS=N` runs each target that long, and `JAILFS_FUZZ_SEED=N` chooses the bytes. A
-//! failure prints the seed and the input. With a nightly toolchain, `cargo +nightly fuzz run journal`
-//! covers more.
+//! `JAILFS_FUZZ_SECONDS=N` runs each target that long, and `JAILFS_FUZZ_SEED=N` chooses the bytes.
+//! A failure prints the seed and the input. With a nightly toolchain, `cargo +nightly fuzz run
+//! journal` covers more.
 
 #![expect(
     clippy::unwrap_used,

@@ -12,7 +12,8 @@
     clippy::indexing_slicing,
     clippy::print_stderr,
     clippy::disallowed_methods,
-    reason = "a failure is what a test is for, the figures are worth a line, and programs call what they like"
+    reason = "a failure is what a test is for, the figures are worth a line, and programs call \
+        what they like"
 )]
 
 #[path = "kill/files.rs"]
@@ -96,7 +97,8 @@ fn a_daemon_killed_during_a_flush_leaves_no_thread_and_no_hanging_mount() {
         puppet.run("import mmap");
         puppet.run("maps = []");
         puppet.run(
-            "for n in range(500):\n f = open(str(n), 'w+b'); f.truncate(4096); maps.append(mmap.mmap(f.fileno(), 4096)); f.close()",
+            "for n in range(500):\n f = open(str(n), 'w+b'); f.truncate(4096); \
+             maps.append(mmap.mmap(f.fileno(), 4096)); f.close()",
         );
         puppet.run("for n in range(500): maps[n][0] = 65");
         let words = ["checkpoint", &format!("c{round}")];

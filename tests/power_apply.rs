@@ -55,8 +55,10 @@ const MORE_RARELY: u64 = 60;
 
 const FILL: &str = "
     mkdir -p src/deep docs empty; for n in 1 2 3 4 5 6; do seq $n 400 > src/f$n; done
-    echo readme > README; ln README docs/also; ln -s ../README docs/link; seq 9000 > big; mkfifo src/pipe
-    setfattr -n user.x -v y src/f1; chmod 640 src/f2; touch -d 2001-01-01 src/f3; rmdir lost+found; sync -f .";
+    echo readme > README; ln README docs/also; ln -s ../README docs/link; seq 9000 > big
+    mkfifo src/pipe
+    setfattr -n user.x -v y src/f1; chmod 640 src/f2; touch -d 2001-01-01 src/f3; rmdir lost+found
+    sync -f .";
 
 /// The number of failpoints of a start, or more.
 const LONGEST_START: u64 = 600;
@@ -367,7 +369,8 @@ impl Recording {
 /// One base and store: an apply, its undo, and the results of all power cuts.
 fn run(seed: u64) -> usize {
     let mut random = Random(seed);
-    let make = "truncate -s 24M ../image; mkfs.ext4 -q -b 4096 -J size=4 ../image; mount -o loop,noatime,noauto_da_alloc ../image $PWD";
+    let make = "truncate -s 24M ../image; mkfs.ext4 -q -b 4096 -J size=4 ../image; \
+        mount -o loop,noatime,noauto_da_alloc ../image $PWD";
     let mut live =
         Live::with_limit(&format!("{make}; cd $PWD; {FILL}"), &[], Duration::from_secs(300));
     let mounted = Mounted(live.base.clone());
@@ -431,7 +434,8 @@ fn an_interrupted_apply_is_rolled_back_although_the_power_cut_lost_its_claims() 
     let mut live =
         Live::with_limit("mkdir old; echo old > old/file", &[], Duration::from_secs(200));
     live.applied = true;
-    live.sh("mkdir new; seq 100 > new/one; ln new/one new/two; ln new/one old/three; echo new > old/file");
+    live.sh("mkdir new; seq 100 > new/one; ln new/one new/two; ln new/one old/three; \
+        echo new > old/file");
     let after = host(&live.mnt);
     live.umount();
     let (base, store, cut) = (live.base.clone(), live.store.clone(), live.outside().join("cut"));

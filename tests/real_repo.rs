@@ -245,13 +245,16 @@ fn a_real_repository_survives_everything_and_is_applied() {
 
     // Work as an agent does.
     mount.sh("test -z \"$(git status --porcelain)\"");
-    mount.sh("echo '// edited' >> pkg0/mod0/file0.rs; git commit -qam second; git checkout -q -b side HEAD~1; git checkout -q main; git gc -q; git fsck --strict");
-    mount.sh("cd crate && cargo build -q --offline && test \"$(target/debug/inner)\" = hello && cargo build --offline 2>&1 | grep -q Finished");
+    mount.sh("echo '// edited' >> pkg0/mod0/file0.rs; git commit -qam second; \
+        git checkout -q -b side HEAD~1; git checkout -q main; git gc -q; git fsck --strict");
+    mount.sh("cd crate && cargo build -q --offline && test \"$(target/debug/inner)\" = hello && \
+        cargo build --offline 2>&1 | grep -q Finished");
     mount.sh(
         "tar cf ../pkg.tar pkg2 && mkdir un && tar xf ../pkg.tar -C un && diff -r pkg2 un/pkg2",
     );
     mount.sh("rsync -a pkg3/ copy/ && test -z \"$(rsync -ani pkg3/ copy/)\"");
-    mount.sh("sed -i 's/file 1 of/FILE 1 OF/' pkg4/mod*/file1.rs && grep -rl 'FILE 1 OF' pkg4 | wc -l | grep -qx 10");
+    mount.sh("sed -i 's/file 1 of/FILE 1 OF/' pkg4/mod*/file1.rs && \
+        grep -rl 'FILE 1 OF' pkg4 | wc -l | grep -qx 10");
     let status_at_green = mount.sh("git status --porcelain");
     mount.verb(&["checkpoint", "green", "-m", "all is well"]);
     let green = picture(&mount.mnt(), false);
@@ -261,9 +264,11 @@ fn a_real_repository_survives_everything_and_is_applied() {
     let mut stays = Shell::at(&mount.mnt().join("pkg0/mod0"));
     let mut goes = Shell::at(&mount.mnt().join("pkg15/mod15"));
     assert_eq!(stays.ask("pwd -P").trim(), mount.mnt().join("pkg0/mod0").to_str().unwrap());
-    mount.sh("rm -rf pkg1[0-9] crate/target un; chmod -R go-rwx pkg1; mv pkg5 elsewhere; mkdir pkg5; echo new > pkg5/new; \
-              ln pkg6/mod6/file6.rs linked; rm twin.rs; ln -sf ../pkg9/mod9/file9.rs crate/link.rs; touch -d @1 pkg7/mod7/file7.rs; \
-              git add -A; git commit -qm destroyed; for i in $(seq 500); do echo $i > pkg8/added$i; done; ln -s /nowhere out; ! cat out 2>/dev/null");
+    mount.sh("rm -rf pkg1[0-9] crate/target un; chmod -R go-rwx pkg1; mv pkg5 elsewhere; \
+        mkdir pkg5; echo new > pkg5/new; ln pkg6/mod6/file6.rs linked; rm twin.rs; \
+        ln -sf ../pkg9/mod9/file9.rs crate/link.rs; touch -d @1 pkg7/mod7/file7.rs; git add -A; \
+        git commit -qm destroyed; for i in $(seq 500); do echo $i > pkg8/added$i; done; \
+        ln -s /nowhere out; ! cat out 2>/dev/null");
     assert!(goes.ask("mkdir x").contains("No such file"));
     let status = mount.verb(&["status", "--json"]);
     assert!(status.contains("\"changed\""), "{status}");

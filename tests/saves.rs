@@ -40,22 +40,26 @@ const SAVES: &[(&str, &str)] = &[
     ("perl -i", "perl -pi -e s/two/zwei/ f"),
     (
         "patch",
-        "printf -- '--- f\\n+++ f\\n@@ -1,3 +1,3 @@\\n one\\n-two\\n+zwei\\n three\\n' | patch -s f",
+        "printf -- '--- f\\n+++ f\\n@@ -1,3 +1,3 @@\\n one\\n-two\\n+zwei\\n three\\n' | patch -s \
+         f",
     ),
     ("python open('w')", "python3 -c \"open('f', 'w').write('new')\""),
     ("python open('a')", "python3 -c \"open('f', 'a').write('new')\""),
     (
         "python open('r+') and a new end",
-        "python3 -c \"f = open('f', 'r+'); t = f.read(); f.seek(0); f.write(t[4:]); f.truncate(); f.write('x')\"",
+        "python3 -c \"f = open('f', 'r+'); t = f.read(); f.seek(0); f.write(t[4:]); f.truncate(); \
+         f.write('x')\"",
     ),
     (
         "python, written aside and renamed",
-        "python3 -c \"import os, tempfile; n, p = tempfile.mkstemp(dir='.'); os.write(n, b'new'); os.close(n); os.replace(p, 'f')\"",
+        "python3 -c \"import os, tempfile; n, p = tempfile.mkstemp(dir='.'); os.write(n, b'new'); \
+         os.close(n); os.replace(p, 'f')\"",
     ),
     ("dd in the middle", "printf X | dd of=f bs=1 seek=5 conv=notrunc status=none"),
     (
         "a shared mapping",
-        "python3 -c \"import mmap; f = open('f', 'r+b'); m = mmap.mmap(f.fileno(), 0); m[0:3] = b'eno'; m.flush()\"",
+        "python3 -c \"import mmap; f = open('f', 'r+b'); m = mmap.mmap(f.fileno(), 0); \
+         m[0:3] = b'eno'; m.flush()\"",
     ),
     ("truncate", "truncate -s 4 f"),
     ("git checkout", "git checkout -q HEAD~1 -- f"),
@@ -65,8 +69,10 @@ const SAVES: &[(&str, &str)] = &[
 #[test]
 fn each_way_to_save_a_file_is_one_edit() {
     let base = format!(
-        "git init -q; git config user.email a@b; git config user.name n; printf 'first\\n' > f; git add f;
-         git commit -qm 1; printf '{}' > f; git commit -qam 2; for n in $(seq 0 {}); do git clone -q . d$n; done",
+        "git init -q; git config user.email a@b; git config user.name n; printf 'first\\n' > f; \
+         git add f;
+         git commit -qm 1; printf '{}' > f; git commit -qam 2; for n in $(seq 0 {})
+         do git clone -q . d$n; done",
         TEXT.replace('\n', "\\n"),
         SAVES.len() - 1
     );

@@ -195,7 +195,8 @@ fn bytes_read(work: impl FnOnce()) -> u64 {
 
 /// copy_file_range(2).
 fn copy_file_range(from: &File, mut at: u64, to: &File, mut into: u64, len: usize) -> u64 {
-    // SAFETY: the call reads and writes the two offsets, which are borrowed mutably, and no other memory.
+    // SAFETY: the call reads and writes the two offsets, which are borrowed mutably, and no other
+    // memory.
     let copied = unsafe {
         let (at, into) = ((&raw mut at).cast(), (&raw mut into).cast());
         libc::copy_file_range(from.as_raw_fd(), at, to.as_raw_fd(), into, len, 0)

@@ -7,9 +7,9 @@ use crate::Res;
 use crate::systems::System;
 
 const USAGE: &str = "usage: bench [OPTIONS]
-  --against NAME,...   peers: native, overlayfs, fuse-overlayfs, fuse-overlayfs=PROGRAM, jailfs-writeback,
-                       jailfs-spin=0 (all but the last; jailfs itself always runs)
-  --only WORD,...      only the groups and workloads whose name begins so, as in 'meta' or 'data/sqlite'
+  --against NAME,...   peers: native, overlayfs, fuse-overlayfs, fuse-overlayfs=PROGRAM,
+                       jailfs-writeback, jailfs-spin=0 (all but the last; jailfs always runs)
+  --only WORD,...      only groups and workloads whose name begins so: 'meta', 'data/sqlite'
   --rounds N           how often each is measured (3)
   --size small|full    how much of everything (full)
   --dir DIR            where to work (/var/tmp); a directory of its own is made there and removed

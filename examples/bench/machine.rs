@@ -53,7 +53,8 @@ pub struct Usage {
 /// What a process has used; it must be alive.
 pub fn usage(pid: u32) -> Res<Usage> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"))?;
-    // The name in brackets may have spaces; utime and stime are the 12th and 13th after it (proc_pid_stat(5)).
+    // The name in brackets may have spaces; utime and stime are the 12th and 13th after it
+    // (proc_pid_stat(5)).
     let after = stat.rsplit_once(')').map(|(_, rest)| rest).ok_or("a stat without a name")?;
     let ticks: u64 =
         after.split_whitespace().skip(11).take(2).filter_map(|n| n.parse::<u64>().ok()).sum();

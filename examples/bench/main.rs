@@ -1,19 +1,25 @@
-//! The benchmark: each workload on the bare disk, on other overlays and on jailfs, in turn, in one run.
+//! The benchmark: each workload on the bare disk, on other overlays and on jailfs, in turn, in one
+//! run.
 //!
 //! ```sh
-//! cargo run --release --example bench -- [--against NAME,...] [--only WORD,...] [--rounds N] [--size small|full]
+//! cargo run --release --example bench -- [--against NAME,...] [--only WORD,...] [--rounds N]
+//! [--size small|full]
 //!                                        [--dir DIR] [--json] [--list]
 //! ```
 //!
-//! It needs root and a plain Debian machine, installs nothing, and skips nothing silently: a peer or a program that is
-//! not there is named and counts as missing. Only ratios within one run mean anything: the systems take turns within each
-//! round, and the load of the machine is printed beside the medians.
+//! It needs root and a plain Debian machine, installs nothing, and skips nothing silently: a peer
+//! or a program that is not there is named and counts as missing. Only ratios within one run mean
+//! anything: the systems take turns within each round, and the load of the machine is printed
+//! beside the medians.
 //!
-//! * `supervise` makes a directory and a process that is the first of its own pid namespace ([`place`]): when that ends, in
-//!   whatever way, the kernel ends everything that it started, and with it every mount.
-//! * [`systems`] mounts a base in one of the ways; [`serve`] is the daemon of jailfs, in a process of its own, so that its CPU time
-//!   and memory are its own, and tells how many messages the kernel sent.
-//! * [`material`] makes bases, once; the workloads in [`workloads`] run real programs on them and take the time.
+//! * `supervise` makes a directory and a process that is the first of its own pid namespace
+//!   ([`place`]): when that ends, in whatever way, the kernel ends everything that it started, and
+//!   with it every mount.
+//! * [`systems`] mounts a base in one of the ways; [`serve`] is the daemon of jailfs, in a process
+//!   of its own, so that its CPU time and memory are its own, and tells how many messages the
+//!   kernel sent.
+//! * [`material`] makes bases, once; the workloads in [`workloads`] run real programs on them and
+//!   take the time.
 //! * [`report`] prints medians, spread and ratios.
 
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "a program for people")]

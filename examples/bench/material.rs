@@ -1,4 +1,5 @@
-//! What the workloads work on: made once, then left as it is. Everything comes from a fixed seed, so each run has the same.
+//! What the workloads work on: made once, then left as it is. Everything comes from a fixed seed,
+//! so each run has the same.
 
 use std::fmt::Write as _;
 use std::fs::File;
@@ -130,8 +131,8 @@ impl Materials {
                 db = sqlite3.connect('db')\n\
                 db.execute('pragma journal_mode=wal')\n\
                 db.execute('create table t (id integer primary key, body blob)')\n\
-                with db:\n    \
-                    db.executemany('insert into t values (?, zeroblob(100000))', ((i,) for i in range(int(sys.argv[1]) // 100000)))\n\
+                with db:\n    db.executemany('insert into t values (?, zeroblob(100000))', ((i,) \
+                for i in range(int(sys.argv[1]) // 100000)))\n\
                 db.execute('pragma wal_checkpoint(truncate)')\n\
                 db.close()\n\
                 print(0)";
@@ -146,7 +147,8 @@ pub fn sync(dir: &Path) -> Res<()> {
     Ok(())
 }
 
-/// Makes files of `mean` bytes in a tree three levels deep. They are old, as git has to look into what is as new as its index.
+/// Makes files of `mean` bytes in a tree three levels deep. They are old, as git has to look into
+/// what is as new as its index.
 fn write_tree(root: &Path, files: u64, mean: u64) -> Res<()> {
     let mut numbers = Numbers::new(files);
     let old = UNIX_EPOCH + Duration::from_secs(1_600_000_000);
@@ -193,9 +195,9 @@ fn write_crate(dir: &Path, modules: u64) -> Res<()> {
         for function in 0..40 {
             writeln!(
                 text,
-                "pub fn f{function}(x: u64) -> String {{\n    let mut all = Vec::new();\n    \
-                 for i in 0..x % 17 {{ all.push(format!(\"{{}} {{}}\", i * {function}, x)); }}\n    \
-                 all.sort(); all.join(\",\")\n}}"
+                "pub fn f{function}(x: u64) -> String {{\n    let mut all = Vec::new();\n    for i \
+                 in 0..x % 17 {{ all.push(format!(\"{{}} {{}}\", i * {function}, x)); \
+                 }}\n    all.sort(); all.join(\",\")\n}}"
             )?;
         }
         std::fs::write(dir.join(format!("src/m{module}.rs")), text)?;

@@ -1,9 +1,10 @@
 //! Where the benchmark works, and that nothing is left of it.
 //!
-//! The first process makes the directory, starts the second as the first of a pid namespace, and only waits. When the second
-//! ends (done, by a panic, or because somebody pressed Ctrl-C and the first killed it), the kernel kills everything in its
-//! namespace; its mount namespace, which nobody else is in, goes with it, and so do the mounts. Then the first removes the
-//! directory. If the first is killed, so is the second; then only the directory stays.
+//! The first process makes the directory, starts the second as the first of a pid namespace, and
+//! only waits. When the second ends (done, by a panic, or because somebody pressed Ctrl-C and the
+//! first killed it), the kernel kills everything in its namespace; its mount namespace, which
+//! nobody else is in, goes with it, and so do the mounts. Then the first removes the directory. If
+//! the first is killed, so is the second; then only the directory stays.
 
 use std::ffi::OsString;
 use std::path::PathBuf;

@@ -85,7 +85,8 @@ pub fn missing(name: &str) -> Option<String> {
     }
 }
 
-/// Where the programs are that links in the mount may lead to: `/usr`, and the interpreter of python if it is elsewhere.
+/// Where the programs are that links in the mount may lead to: `/usr`, and the interpreter of
+/// python if it is elsewhere.
 pub fn prefixes() -> &'static [String] {
     static PREFIXES: OnceLock<Vec<String>> = OnceLock::new();
     PREFIXES.get_or_init(|| {

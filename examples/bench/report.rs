@@ -1,7 +1,8 @@
 //! What was measured, for people and for programs.
 //!
-//! For people: per step a line for each system, with the median, the least and the most, how many times each peer that is,
-//! messages in all and per operation, and what the daemon used. At the end what missed its target, and what is missing.
+//! For people: per step a line for each system, with the median, the least and the most, how many
+//! times each peer that is, messages in all and per operation, and what the daemon used. At the end
+//! what missed its target, and what is missing.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -33,12 +34,14 @@ impl Report {
         let load = machine::load();
         let (size, rounds) = (args.size.name, args.rounds);
         if args.json {
-            say(
-                json!({"type": "machine", "machine": machine, "load": load, "size": size, "rounds": rounds}),
-            );
+            say(json!({
+                "type": "machine", "machine": machine, "load": load,
+                "size": size, "rounds": rounds,
+            }));
         } else {
             say(format!(
-                "{machine}\nload {load}; size {size}, {rounds} rounds, medians; the systems take turns"
+                "{machine}\nload {load}; size {size}, {rounds} rounds, medians; \
+                 the systems take turns"
             ));
         }
         Report {
@@ -173,10 +176,10 @@ impl Report {
             ("missed its target", &self.lost),
         ];
         if self.json {
-            say(
-                json!({"type": "end", "load": machine::load(), "missing": self.missing, "failed": self.failed,
-                "lost": self.lost}),
-            );
+            say(json!({
+                "type": "end", "load": machine::load(), "missing": self.missing,
+                "failed": self.failed, "lost": self.lost,
+            }));
         } else {
             say(format!("\nload {}", machine::load()));
             for (what, lines) in all {
@@ -188,7 +191,8 @@ impl Report {
     }
 }
 
-/// As times another system: the median of the ratios of each round, in which both met the same machine.
+/// As times another system: the median of the ratios of each round, in which both met the same
+/// machine.
 fn ratio(ours: &[Measured], theirs: &[Measured]) -> f64 {
     let pairs = ours.iter().zip(theirs).filter(|(_, theirs)| theirs.value > 0.0);
     median(pairs.map(|(ours, theirs)| ours.value / theirs.value).collect())
@@ -234,7 +238,8 @@ struct Row<'a> {
 }
 
 impl Row<'_> {
-    /// How many messages there were in the last round, by name, the most first. Rounds hardly differ.
+    /// How many messages there were in the last round, by name, the most first. Rounds hardly
+    /// differ.
     fn messages(&self) -> Option<Vec<(&str, u64)>> {
         let messages = self.all.last()?.messages.as_ref()?;
         let mut all: Vec<(&str, u64)> =
@@ -254,13 +259,14 @@ impl Row<'_> {
 
     fn json(&self) -> Value {
         let Spread { median, least, most } = self.spread;
+        let is_bytes = self.all.first().is_some_and(|m| m.unit == Unit::Bytes);
         json!({
             "type": "step",
             "workload": format!("{}/{}", self.workload.group, self.workload.name),
             "step": self.step,
             "system": self.system.name(),
             "operations": self.operations,
-            "unit": if self.all.first().is_some_and(|m| m.unit == Unit::Bytes) { "bytes" } else { "seconds" },
+            "unit": if is_bytes { "bytes" } else { "seconds" },
             "median": median, "least": least, "most": most,
             "ratios": self.ratios.iter().cloned().collect::<BTreeMap<_, _>>(),
             "target": targets::ratio(self.workload.group, self.workload.name, self.step),

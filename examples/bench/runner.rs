@@ -1,4 +1,5 @@
-//! Runs the workloads: in every round each system once, so that what else the machine does meets them alike.
+//! Runs the workloads: in every round each system once, so that what else the machine does meets
+//! them alike.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
@@ -24,7 +25,8 @@ pub struct Measured {
     pub operations: u64,
     /// Messages of the kernel, where somebody counts them.
     pub messages: Option<Messages>,
-    /// What the daemon used, if there is one: seconds in this step, and the most memory up to now in bytes.
+    /// What the daemon used, if there is one: seconds in this step, and the most memory up to now
+    /// in bytes.
     pub cpu: Option<f64>,
     pub peak: Option<u64>,
 }

@@ -1,5 +1,6 @@
-//! The daemon of jailfs in a process of its own, which answers questions on its standard input: how many messages the kernel
-//! sent, and, so that only the work itself is timed and not the start of a command, checkpoint and restore.
+//! The daemon of jailfs in a process of its own, which answers questions on its standard input: how
+//! many messages the kernel sent, and, so that only the work itself is timed and not the start of a
+//! command, checkpoint and restore.
 //!
 //! ```text
 //! bench __serve BASE MNT STORE [writeback] [spin=US] [allow=PREFIX]...

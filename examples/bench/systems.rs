@@ -95,7 +95,8 @@ impl System {
         }
     }
 
-    /// Shows `base` below `place`, a directory that keeps what is written: the same place shows the same again.
+    /// Shows `base` below `place`, a directory that keeps what is written: the same place shows the
+    /// same again.
     pub fn mount(&self, base: &Path, place: &Path) -> Res<Live> {
         let [mnt, upper, work] = ["mnt", "upper", "work"].map(|name| place.join(name));
         if let System::Native = self {

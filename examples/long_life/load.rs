@@ -1,4 +1,5 @@
-//! The writers: small files, big files, renames of directories, and git. What they have in the tree stays about the same.
+//! The writers: small files, big files, renames of directories, and git. What they have in the tree
+//! stays about the same.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -99,8 +100,8 @@ pub fn fill(base: &Path) -> Result<()> {
     for dir in ["small", "big", "trees/a/b", "repo"] {
         fs::create_dir_all(base.join(dir)).attempt(attempt)?;
     }
-    let init = "git init -q; git config user.name l; git config user.email l@l; git config gc.auto 0; \
-                seq 100 > f; git add f; git commit -qm first";
+    let init = "git init -q; git config user.name l; git config user.email l@l; \
+        git config gc.auto 0; seq 100 > f; git add f; git commit -qm first";
     crate::command(Command::new("sh").args(["-ec", init]).current_dir(base.join("repo")))
 }
 
@@ -185,16 +186,23 @@ fn git(load: &Load, mnt: &Path, mut rng: Rng) {
     load.run(Duration::from_millis(500), || {
         commits += 1;
         let script = if commits % 200 == 0 {
-            "git checkout -q --orphan new; git commit -qm first; git branch -D master main 2> /dev/null || true; \
-             git branch -m master; git reflog expire --expire=now --all; git gc -q --prune=now"
+            "git checkout -q --orphan new; git commit -qm first; \
+             git branch -D master main 2> /dev/null || true; git branch -m master; \
+             git reflog expire --expire=now --all; git gc -q --prune=now"
                 .to_owned()
         } else {
-            format!("seq {} > f{}; git add -A; git commit -qm {commits}", rng.below(1000), rng.below(30))
+            format!(
+                "seq {} > f{}; git add -A; git commit -qm {commits}",
+                rng.below(1000),
+                rng.below(30)
+            )
         };
-        // A checkpoint can have been made in the middle of a commit: after its restore there is the lock of a git that is gone.
+        // A checkpoint can have been made in the middle of a commit: after its restore there is the
+        // lock of a git that is gone.
         let script = format!("rm -f .git/*.lock .git/refs/heads/*.lock; {script}");
         load.timed(&load.commits, || {
-            let status = Command::new("sh").args(["-c", &script]).current_dir(&repo).output()?.status;
+            let status =
+                Command::new("sh").args(["-c", &script]).current_dir(&repo).output()?.status;
             if status.success() { Ok(()) } else { Err(io::Error::other("git failed")) }
         })
     });

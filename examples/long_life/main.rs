@@ -118,8 +118,8 @@ impl Place {
         mount(&self.base, &self.mnt, &self.store)
     }
 
-    /// How long it takes to mount a copy of the store, in milliseconds. What tidies up in the background may take away what is about to
-    /// be copied: then it is copied again.
+    /// How long it takes to mount a copy of the store, in milliseconds. What tidies up in the
+    /// background may take away what is about to be copied: then it is copied again.
     fn time_to_mount(&self) -> Result<f64> {
         let copy = self.dir.path().join("copy");
         for _ in 1..COPIES {

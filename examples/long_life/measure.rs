@@ -79,8 +79,9 @@ const MS: f64 = 1e6;
 
 impl Figures {
     /// The names of the columns.
-    pub const HEAD: &str = "   min  rss MiB  fds  layers  packs KiB  store MiB  journals KiB  indexes KiB  heads.log B  identities B  mount ms       ops  missed  \
-         small us p50/max  commit ms  checkpoint ms    restore ms      apply ms         gc ms";
+    pub const HEAD: &str = "   min  rss MiB  fds  layers  packs KiB  store MiB  journals KiB  \
+        indexes KiB  heads.log B  identities B  mount ms       ops  missed  small us p50/max  \
+        commit ms  checkpoint ms    restore ms      apply ms         gc ms";
 
     /// Looks at everything.
     pub fn take(

@@ -81,7 +81,8 @@ impl Apply {
         let done = match (self.dry_run, self.undo) {
             (_, true) if applied.is_rollback && applied.changes.is_empty() => {
                 out.line(
-                    "the last apply was not finished, and the base is rolled back to what it was before it",
+                    "the last apply was not finished, and the base is rolled back to what it was \
+                     before it",
                 );
                 return Ok(());
             }
@@ -135,11 +136,15 @@ pub(super) fn why_not_written(applied: &Applied) -> Option<Error> {
 
 fn refused(applied: &Applied) -> Error {
     let paths = format::paths(applied.refused.len() as u64);
-    Error::new(Kind::Conflict, "apply", format!("{paths} would run code or give power outside the sandbox; nothing is written"))
-        .hint(
-            "look at them with 'jailfs diff -p base'; then 'jailfs apply' writes them with --protected or --privileges, or if \
-             protected paths are named",
-        )
+    Error::new(
+        Kind::Conflict,
+        "apply",
+        format!("{paths} would run code or give power outside the sandbox; nothing is written"),
+    )
+    .hint(
+        "look at them with 'jailfs diff -p base'; then 'jailfs apply' writes them with --protected \
+         or --privileges, or if protected paths are named",
+    )
 }
 
 fn conflict(applied: &Applied) -> Error {

@@ -50,7 +50,8 @@ struct Steps {
     /// The file
     path: PathBuf,
     /// The number of edits
-    #[arg(short = 'n', long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(short = 'n', long, value_name = "N", default_value_t = 1,
+        value_parser = clap::value_parser!(u32).range(1..))]
     steps: u32,
     /// Print a JSON object
     #[arg(long)]

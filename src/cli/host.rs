@@ -98,7 +98,8 @@ fn owner(mount: &sys::mountinfo::Entry) -> Option<u32> {
 /// The error for a mount whose daemon is dead.
 pub(super) fn dead_mount(attempt: &str, point: &Path) -> Error {
     let point = point.display();
-    Error::new(Kind::Failed, attempt, format!("the daemon of the mount '{point}' is dead")).hint(format!(
+    let reason = format!("the daemon of the mount '{point}' is dead");
+    Error::new(Kind::Failed, attempt, reason).hint(format!(
         "'jailfs umount {point}' detaches it; 'jailfs mount BASE {point}' replaces it without loss"
     ))
 }

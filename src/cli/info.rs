@@ -99,7 +99,10 @@ mod tests {
         let lines = json(&info).unwrap();
         assert_eq!(
             lines[0],
-            r#"{"type":"layer","layer":1,"name":"green","open":false,"logical":1073741824,"stored":1048576,"shared":536870912}"#
+            concat!(
+                r#"{"type":"layer","layer":1,"name":"green","open":false,"#,
+                r#""logical":1073741824,"stored":1048576,"shared":536870912}"#
+            )
         );
         assert!(
             lines[2]

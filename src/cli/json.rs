@@ -543,9 +543,11 @@ mod tests {
         let line = Line::change(&change("a/\"ä\n".as_bytes())).text().unwrap();
         assert_eq!(
             line,
-            r#"{"type":"change","status":"M","path":"a/\"ä\n","old_path":null,"file":"file","ino":7,"#
-                .to_owned()
-                + r#""old_size":1,"new_size":2,"lines_added":3,"lines_removed":4,"binary":false}"#
+            concat!(
+                r#"{"type":"change","status":"M","path":"a/\"ä\n","old_path":null,"#,
+                r#""file":"file","ino":7,"old_size":1,"new_size":2,"#,
+                r#""lines_added":3,"lines_removed":4,"binary":false}"#
+            )
         );
     }
 
@@ -564,6 +566,7 @@ mod tests {
     #[test]
     fn a_checkpoint_has_its_time_as_text_and_as_seconds() {
         let checkpoint = Checkpoint {
+            head: "main".to_owned(),
             id: LayerId(3),
             name: Some("green".to_owned()),
             message: "tests pass".to_owned(),

@@ -71,6 +71,7 @@ mod tests {
     #[test]
     fn the_current_checkpoint_is_marked() {
         let mut checkpoint = Checkpoint {
+            head: "main".to_owned(),
             id: LayerId(4),
             name: Some("green".to_owned()),
             message: "two\nlines".to_owned(),

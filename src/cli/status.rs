@@ -17,8 +17,8 @@ use crate::sandbox::{Reply, Request};
 /// Show the state of the sandbox
 #[derive(Args)]
 pub(super) struct Status {
-    /// Print one JSON object for the sandbox, and one per path that is not rolled back, refused link
-    /// and problem
+    /// Print one JSON object for the sandbox, and one per path that is not rolled back, refused
+    /// link and problem
     #[arg(long)]
     json: bool,
 }
@@ -84,7 +84,8 @@ fn text(status: &Data) -> Vec<String> {
     });
     if status.sync_failed {
         all.push(
-            "a sync of the store failed: what was not synced before may be lost, and nothing can be changed"
+            "a sync of the store failed: what was not synced before may be lost, and nothing can \
+             be changed"
                 .to_owned(),
         );
         all.push(
@@ -94,11 +95,13 @@ fn text(status: &Data) -> Vec<String> {
     }
     if let Some(rollback) = &status.rollback {
         all.push(
-            "an apply failed, and the base is not rolled back yet; until then no other apply is possible"
+            "an apply failed, and the base is not rolled back yet; \
+             until then no other apply is possible"
                 .to_owned(),
         );
         all.push(
-            "(retry: jailfs apply --undo). The mount shows the base as it was before. Not rolled back:"
+            "(retry: jailfs apply --undo). The mount shows the base as it was before. Not rolled \
+             back:"
                 .to_owned(),
         );
         all.extend(
@@ -142,6 +145,7 @@ mod tests {
 
     fn status() -> Data {
         Data {
+            head: "main".to_owned(),
             base: b"/src/repo".to_vec(),
             store: b"/s\xff".to_vec(),
             mount: None,

@@ -394,14 +394,16 @@ proptest! {
     ) {
         for (dir, text) in starts(&tree, &extra) {
             let mut tree = tree.clone();
-            let end = walk(&jail, Ground::Kernel, &mut tree, dir, &text, served(&jail), |_, _, _| ());
-            prop_assert_ne!(&end, &End::Out, "{} in {}", text.escape_ascii(), dir);
+            let shown = format!("{} in {dir}", text.escape_ascii());
+            let served = served(&jail);
+            let end = walk(&jail, Ground::Kernel, &mut tree, dir, &text, served, |_, _, _| ());
+            prop_assert_ne!(&end, &End::Out, "{}", shown);
             let literal = |_: &MemoryTree, _, stored: &[u8]| Ok(stored.to_vec());
             let bare = walk(&jail, Ground::Bare, &mut tree, dir, &text, literal, |_, _, _| ());
             match bare {
                 End::Loop | End::Unknown => {}
-                End::Out => prop_assert_eq!(&end, &End::Refused, "{} in {}", text.escape_ascii(), dir),
-                bare => prop_assert_eq!(&end, &bare, "{} in {}", text.escape_ascii(), dir),
+                End::Out => prop_assert_eq!(&end, &End::Refused, "{}", shown),
+                bare => prop_assert_eq!(&end, &bare, "{}", shown),
             }
         }
     }

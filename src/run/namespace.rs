@@ -141,8 +141,8 @@ pub(super) fn refused(attempt: &str, error: nix::Error) -> Error {
     let hint = match error {
         nix::Error::EPERM | nix::Error::EACCES | nix::Error::ENOSPC | nix::Error::EUSERS => {
             "user namespaces are switched off here (kernel.unprivileged_userns_clone, \
-             kernel.apparmor_restrict_unprivileged_userns, user.max_user_namespaces, or the seccomp profile of a \
-             container); docs/CONTAINERS.md says what each needs"
+             kernel.apparmor_restrict_unprivileged_userns, user.max_user_namespaces, or the \
+             seccomp profile of a container); docs/CONTAINERS.md says what each needs"
         }
         nix::Error::EINVAL => "a process with several threads cannot enter a user namespace",
         _ => return Error::io(attempt, &io::Error::from(error)).kind(Kind::CannotMount),

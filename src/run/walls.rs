@@ -281,16 +281,18 @@ pub fn readme(base: &Path, writable: &[PathBuf], hidden: &[PathBuf], net: &Net) 
         "You are in a sandbox of 'jailfs run'.\n\n\
          Writable, and not visible outside until it is applied:\n  {}\n\
          Writable, private, and removed when the command ends:\n{}\
-         Writable as on the host (--bind-rw):\n{}\
-         \n\
-         Everything else is read-only. A refusal there is 'Read-only file system' or 'Permission denied';\n\
+         Writable as on the host (--bind-rw):\n{}\n\
+         Everything else is read-only. A refusal there is 'Read-only file system' \
+         or 'Permission denied';\n\
          the caller of 'jailfs run' can allow a directory with --bind-rw DIR.\n\n\
-         Hidden: shown empty, or absent. The caller of 'jailfs run' can show a path with --show PATH:\n{}\
-         \n\
-         Also hidden: /run with the sockets of services, devices, other processes, and the stores of jailfs.\n\
+         Hidden: shown empty, or absent. The caller of 'jailfs run' can show a path with \
+         --show PATH:\n{}\n\
+         Also hidden: /run with the sockets of services, devices, other processes, and the \
+         stores of jailfs.\n\
          Mounting, gaining privileges, and signals to processes outside are refused.\n\n\
          {}\n\
-         'jailfs checkpoint', 'restore', 'diff', 'status' and 'discard' work here; 'apply' does not.\n",
+         'jailfs checkpoint', 'restore', 'diff', 'status' and 'discard' work here; \
+         'apply' does not.\n",
         base.display(),
         list(&scratch),
         or_none(list(writable)),

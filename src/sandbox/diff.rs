@@ -59,7 +59,7 @@ impl Sandbox {
     }
 
     pub(super) fn lister(&self, detail: Detail) -> Lister {
-        Lister { detail, protected: None, writer: Writer::new(&self.store_path) }
+        Lister { detail, protected: None, writer: Writer::new(self.store_path()) }
     }
 
     /// A lister for a list that is reviewed before an apply: it marks dangerous changes.

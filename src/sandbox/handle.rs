@@ -68,6 +68,8 @@ impl Sandbox {
             }
             Request::Check { read_data } => self.check(read_data).map(Reply::Checked),
             Request::Info => self.info().map(Reply::Info),
+            Request::Forks => self.forks().map(Reply::Forks),
+            Request::DropFork { name } => self.drop_fork(&name).map(|()| Reply::Done),
             request => self.handle_states(request),
         }
     }
@@ -110,6 +112,7 @@ impl Sandbox {
             Request::Redo { path, steps } => {
                 self.step(&path, Step::Redo(steps)).map(Reply::Stepped)
             }
+            Request::Fork { names, from } => self.fork(&names, from.as_ref()).map(Reply::Forked),
             Request::Apply { paths, dry_run, undo, consent } => {
                 self.apply(&paths, dry_run, undo, consent).map(Reply::Applied)
             }
@@ -118,6 +121,8 @@ impl Sandbox {
             | Request::Gc { .. }
             | Request::Info
             | Request::Check { .. }
+            | Request::Forks
+            | Request::DropFork { .. }
             | Request::Unmount => {
                 Err(Error::new(Kind::Failed, "unmount", "the sandbox is not mounted"))
             }

@@ -117,14 +117,14 @@ impl Sandbox {
     /// Sets what the background collection of a mounted sandbox may drop; `None` turns it off.
     /// `limit` is the most that the sandbox may store, in bytes.
     pub fn set_policy(&self, policy: Option<KeepPolicy>, limit: Option<u64>) {
-        let mut terms = self.terms.lock();
+        let mut terms = self.shared.terms.lock();
         (terms.policy, terms.limit) = (policy, limit);
     }
 
     /// Pins all states that exist now: the background collection keeps them until
     /// [`Sandbox::unpin_states`].
     pub fn pin_states(&self) {
-        self.terms.lock().pinned =
+        self.shared.terms.lock().pinned =
             self.timeline.sealed().iter().map(|info| info.header.layer).collect();
     }
 
@@ -135,7 +135,7 @@ impl Sandbox {
     /// The store cannot be read or written.
     pub fn unpin_states(&self) -> Result<Vec<Checkpoint>> {
         let terms = {
-            let mut terms = self.terms.lock();
+            let mut terms = self.shared.terms.lock();
             terms.pinned.clear();
             terms.clone()
         };

@@ -98,6 +98,7 @@ pub(crate) mod date;
 mod diff;
 mod edits;
 mod handle;
+mod heads;
 mod housekeeper;
 mod maintenance;
 mod reply;
@@ -121,7 +122,8 @@ use crate::base::Base;
 use crate::error::{Attempt, Result};
 use crate::fs::Reclaimer;
 use crate::jail::Jail;
-use crate::sandbox::collector::{CollectionTerms, CollectorHandle};
+use crate::sandbox::collector::CollectorHandle;
+use crate::sandbox::heads::Shared;
 use crate::sandbox::housekeeper::Housekeeper;
 use crate::store;
 use crate::store::Store;
@@ -140,26 +142,23 @@ pub use crate::timeline::{Policy as KeepPolicy, Savepoint};
 pub(crate) use base_location::is_base_of;
 pub use changes::{Change, ChangeKind, Changes};
 pub use reply::{
-    Applied, Checked, Checkpoint, Collected, EditKind, FileEdit, Info, LayerSpace, MAX_NOT_KEPT,
-    Node, Operation, Reply, Restored, Shown, Status, Stepped,
+    Applied, Checked, Checkpoint, Collected, EditKind, FileEdit, Fork, Info, LayerSpace,
+    MAX_NOT_KEPT, Node, Operation, Reply, Restored, Shown, Status, Stepped,
 };
 pub use request::{Detail, FileRev, Request, Rev};
 pub use restore::ReplacedState;
 
-/// The name of the only head of a store.
-const HEAD: &str = "main";
+/// The name of the first head of a store.
+pub const FIRST_HEAD: &str = "main";
 
-/// A base with the store of its changes. The [module](self) has an example.
+/// A head of a store, over the base. The [module](self) has an example.
 pub struct Sandbox {
     timeline: Arc<Timeline>,
-    store_path: PathBuf,
-    base_path: PathBuf,
+    shared: Arc<Shared>,
     /// The mount point, while it is mounted.
     mount_point: Mutex<Option<PathBuf>>,
     /// The background threads, while it is mounted.
     housekeeper: Mutex<Option<Housekeeper>>,
-    /// The rules of the background collection.
-    terms: Arc<Mutex<CollectionTerms>>,
     /// Counts the calls of [`Sandbox::interrupt`]. A comparison ends when the count changes.
     interrupts: AtomicU64,
 }
@@ -197,6 +196,21 @@ impl Sandbox {
         store: &Path,
         options: &StoreOptions,
     ) -> Result<Arc<Sandbox>> {
+        Sandbox::create_or_open_head(base, store, options, FIRST_HEAD)
+    }
+
+    /// As [`Sandbox::create_or_open`], for another head of the store. A new store gets it as its
+    /// first one.
+    ///
+    /// # Errors
+    /// [`Kind::NoStore`](crate::error::Kind::NoStore) if the store has no such head. Others as for
+    /// [`Sandbox::create_or_open`].
+    pub fn create_or_open_head(
+        base: &Path,
+        store: &Path,
+        options: &StoreOptions,
+        head: &str,
+    ) -> Result<Arc<Sandbox>> {
         let base = Base::open(base)?;
         let store = if store::exists(store) {
             let has_moved = base_location::has_moved(store, &base, options)?;
@@ -208,55 +222,40 @@ impl Sandbox {
         } else {
             Store::create(store, base.path(), base.root_id(), *options)?
         };
-        Sandbox::new(store, base)
+        heads::open(store, base, head)
     }
 
-    /// Opens an existing store and the base that it was created for.
+    /// Opens the first head of an existing store, and the base that it was created for.
     ///
     /// # Errors
     /// [`Kind::NoStore`](crate::error::Kind::NoStore) if there is no store at this path. Others as
     /// for [`Sandbox::create_or_open`].
     pub fn open(store: &Path) -> Result<Arc<Sandbox>> {
+        Sandbox::open_head(store, FIRST_HEAD)
+    }
+
+    /// As [`Sandbox::open`], for another head.
+    ///
+    /// # Errors
+    /// [`Kind::NoStore`](crate::error::Kind::NoStore) if the store has no such head. Others as for
+    /// [`Sandbox::open`].
+    pub fn open_head(store: &Path, head: &str) -> Result<Arc<Sandbox>> {
         let known = store::base_of(store)?;
         let path = Path::new(OsStr::from_bytes(&known.path));
         let base =
             Base::open(path).map_err(|error| base_location::explain_missing(error, store))?;
-        Sandbox::new(Store::open(store, base.root_id(), StoreOptions::default())?, base)
-    }
-
-    fn new(store: Store, base: Base) -> Result<Arc<Sandbox>> {
-        let store_path = store.dir().path().to_owned();
-        let base_path = PathBuf::from(OsStr::from_bytes(base.path()));
-        let jail = Jail {
-            policy: Policy::Deny,
-            mount_point: base.path().to_owned(),
-            base_path: base.path().to_owned(),
-            allowed_targets: Vec::new(),
-        };
-        let timeline = Timeline::open(Arc::new(store), Arc::new(base), HEAD, jail)?;
-        let timeline = Arc::new(timeline);
-        timeline.fs().set_reclaimer(reclaimer(&timeline, None));
-        let sandbox = Arc::new(Sandbox {
-            timeline,
-            store_path,
-            base_path,
-            mount_point: Mutex::new(None),
-            housekeeper: Mutex::new(None),
-            terms: Arc::default(),
-            interrupts: AtomicU64::new(0),
-        });
-        sandbox.fs().set_archive(Arc::new(snapdir::Records::of(&sandbox)));
-        Ok(sandbox)
+        let store = Store::open(store, base.root_id(), StoreOptions::default())?;
+        heads::open(store, base, head)
     }
 
     /// The directory of the store.
     pub fn store_path(&self) -> &Path {
-        &self.store_path
+        &self.shared.store_path
     }
 
     /// The base directory.
     pub fn base_path(&self) -> &Path {
-        &self.base_path
+        &self.shared.base_path
     }
 
     /// The merged tree as a filesystem, for a mount or for direct use.
@@ -268,7 +267,7 @@ impl Sandbox {
     /// in the mount and in replies. Paths outside the base are ignored. The paths are visible again
     /// when the returned guard is dropped; a second guard replaces the paths of the first.
     pub fn hide(self: &Arc<Sandbox>, paths: &[PathBuf]) -> Hiding {
-        let below = paths.iter().filter_map(|path| path.strip_prefix(&self.base_path).ok());
+        let below = paths.iter().filter_map(|path| path.strip_prefix(&self.shared.base_path).ok());
         let below = below.filter_map(|path| TreePath::parse(path.as_os_str().as_bytes()).ok());
         self.fs().state().lower.base().hide(below.collect());
         Hiding(Arc::clone(self))
@@ -284,7 +283,7 @@ impl Sandbox {
         self.fs().set_jail(Jail {
             policy: view.policy,
             mount_point: view.mount_point.as_os_str().as_bytes().to_owned(),
-            base_path: self.base_path.as_os_str().as_bytes().to_owned(),
+            base_path: self.shared.base_path.as_os_str().as_bytes().to_owned(),
             allowed_targets: view.allowed_targets,
         });
         *self.mount_point.lock() = Some(view.mount_point);
@@ -295,7 +294,7 @@ impl Sandbox {
     /// Starts the background threads.
     pub fn attach(&self, kernel: Arc<dyn Kernel>) {
         self.timeline.set_kernel(Some(kernel));
-        match Housekeeper::start(&self.timeline, Arc::clone(&self.terms)) {
+        match Housekeeper::start(&self.timeline, Arc::clone(&self.shared.terms)) {
             Ok(housekeeper) => {
                 self.fs().set_reclaimer(reclaimer(&self.timeline, Some(housekeeper.collector())));
                 *self.housekeeper.lock() = Some(housekeeper);

@@ -34,10 +34,14 @@ pub enum Reply {
     Collected(Collected),
     /// To `Check`.
     Checked(Checked),
-    /// To `Unmount`.
+    /// To `Unmount` and `DropFork`.
     Done,
     /// To `Info`.
     Info(Info),
+    /// To `Fork`, in the order of the names.
+    Forked(Vec<Fork>),
+    /// To `Forks`, sorted by name.
+    Forks(Vec<Fork>),
 }
 
 impl Reply {
@@ -57,9 +61,28 @@ impl Reply {
             | Reply::Collected(_)
             | Reply::Checked(_)
             | Reply::Done
-            | Reply::Info(_) => None,
+            | Reply::Info(_)
+            | Reply::Forked(_)
+            | Reply::Forks(_) => None,
         }
     }
+}
+
+/// A head of a store.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Fork {
+    /// Its name.
+    pub name: String,
+    /// The head that it was forked from; `None` for the first head.
+    pub parent: Option<String>,
+    /// The sealed state that it began with; `None` for the first head.
+    pub forked_at: Option<LayerId>,
+    /// When it was forked, or created.
+    pub time: Timestamp,
+    /// The layer on top of it.
+    pub top: LayerId,
+    /// The host path of its mount point, as bytes, if it is mounted.
+    pub mount_point: Option<Vec<u8>>,
 }
 
 /// The disk space of a store.
@@ -215,6 +238,8 @@ pub struct Collected {
 /// The status of a sandbox.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Status {
+    /// The name of the head.
+    pub head: String,
     /// The host path of the base, as bytes.
     pub base: Vec<u8>,
     /// The host path of the store, as bytes.
@@ -256,6 +281,8 @@ pub struct Status {
 pub struct Checkpoint {
     /// Its number.
     pub id: LayerId,
+    /// The head that it was made of.
+    pub head: String,
     /// Its name.
     pub name: Option<String>,
     /// Its message.
@@ -277,9 +304,12 @@ pub struct Checkpoint {
 pub struct Operation {
     /// Its number, from 1.
     pub op: u64,
+    /// The head.
+    pub head: String,
     /// When it was done.
     pub time: Timestamp,
-    /// Its kind: `create`, `checkpoint`, `seal`, `restore`, `discard`, `apply` or `op restore`.
+    /// Its kind: `create`, `checkpoint`, `seal`, `restore`, `discard`, `apply`, `undo apply`,
+    /// `op restore`, `fork` or `drop fork`.
     pub verb: String,
     /// Its object, for people.
     pub description: String,

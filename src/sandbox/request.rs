@@ -20,6 +20,13 @@ pub enum Rev {
     Id(LayerId),
     /// A checkpoint by its name.
     Name(String),
+    /// `HEAD@` or `HEAD@-N`: the tree of a head as it is now, or its N-th last checkpoint.
+    Head {
+        /// The name of the head.
+        head: String,
+        /// The number of the checkpoint, from 1; 0 for the tree as it is now.
+        back: u32,
+    },
 }
 
 impl Rev {
@@ -31,16 +38,29 @@ impl Rev {
     /// assert_eq!(Rev::parse("@"), Rev::Now);
     /// assert_eq!(Rev::parse("@-2"), Rev::Back(2));
     /// assert_eq!(Rev::parse("before-lunch"), Rev::Name("before-lunch".into()));
+    /// assert_eq!(Rev::parse("try-2@-1"), Rev::Head { head: "try-2".into(), back: 1 });
     /// ```
     pub fn parse(text: &str) -> Rev {
         if let Some(back) = text.strip_prefix("@-").and_then(digits).filter(|n| *n > 0) {
             return Rev::Back(back);
+        }
+        if let Some((head, back)) = head_and_back(text) {
+            return Rev::Head { head: head.to_owned(), back };
         }
         match text {
             "@" => Rev::Now,
             "base" => Rev::Base,
             _ => digits(text).map_or_else(|| Rev::Name(text.to_owned()), |n| Rev::Id(LayerId(n))),
         }
+    }
+}
+
+/// The parts of `HEAD@` and `HEAD@-N`.
+fn head_and_back(text: &str) -> Option<(&str, u32)> {
+    let (head, back) = text.rsplit_once('@').filter(|(head, _)| !head.is_empty())?;
+    match back {
+        "" => Some((head, 0)),
+        _ => Some((head, back.strip_prefix('-').and_then(digits).filter(|back| *back > 0)?)),
     }
 }
 
@@ -52,6 +72,8 @@ impl fmt::Display for Rev {
             Rev::Base => f.write_str("base"),
             Rev::Id(id) => write!(f, "{id}"),
             Rev::Name(name) => f.write_str(name),
+            Rev::Head { head, back: 0 } => write!(f, "{head}@"),
+            Rev::Head { head, back } => write!(f, "{head}@-{back}"),
         }
     }
 }
@@ -217,6 +239,20 @@ pub enum Request {
     Unmount,
     /// Lists the disk space of each layer.
     Info,
+    /// Makes heads that begin with the tree as it is now, or with a sealed state.
+    Fork {
+        /// Their names. None of them is in use.
+        names: Vec<String>,
+        /// The state; `None` for the tree as it is now.
+        from: Option<Rev>,
+    },
+    /// Lists the heads.
+    Forks,
+    /// Removes a head that is not mounted. [`Request::Gc`] frees what only it needed.
+    DropFork {
+        /// The name of the head.
+        name: String,
+    },
 }
 
 impl Request {
@@ -242,7 +278,10 @@ impl Request {
             | Request::Gc { .. }
             | Request::Check { .. }
             | Request::Unmount
-            | Request::Info => false,
+            | Request::Info
+            | Request::Fork { .. }
+            | Request::Forks
+            | Request::DropFork { .. } => false,
         }
     }
 }

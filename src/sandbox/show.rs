@@ -14,8 +14,10 @@ impl Sandbox {
     pub(super) fn show(&self, rev: &Rev, path: &TreePath, offset: u64) -> Result<Shown> {
         // Later parts of a file must come from the same state, so a relative rev is resolved once.
         let pinned = match rev {
-            Rev::Now | Rev::Base => rev.clone(),
-            Rev::Back(_) | Rev::Id(_) | Rev::Name(_) => Rev::Id(self.checkpoint_named(rev)?),
+            Rev::Now | Rev::Base | Rev::Head { back: 0, .. } => rev.clone(),
+            Rev::Back(_) | Rev::Id(_) | Rev::Name(_) | Rev::Head { .. } => {
+                Rev::Id(self.checkpoint_named(rev)?)
+            }
         };
         let state = self.state(&pinned)?;
         let attempt = || format!("show '{path}' of {rev}");

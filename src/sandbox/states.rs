@@ -45,12 +45,21 @@ impl Sandbox {
                 return Err(Error::new(Kind::Usage, "restore '@'", "'@' is the tree as it is now"));
             }
             Rev::Id(id) => Some(*id),
-            Rev::Back(n) => made_on_request(self.timeline.lineage()).nth(*n as usize - 1),
+            Rev::Back(n) => {
+                made_on_request(self.timeline.lineage()).nth((*n as usize).saturating_sub(1))
+            }
             Rev::Name(name) => {
                 let has_name = |layer: &&LayerInfo| {
                     layer.seal.as_ref().is_some_and(|seal| seal.name.as_ref() == Some(name))
                 };
                 self.timeline.sealed().iter().find(has_name).map(|layer| layer.header.layer)
+            }
+            Rev::Head { head, back: 0 } => {
+                let why = format!("'{head}@' is the tree of head '{head}' as it is now");
+                return Err(Error::new(Kind::Usage, format!("find checkpoint '{rev}'"), why));
+            }
+            Rev::Head { head, back } => {
+                made_on_request(self.timeline.lineage_of(head)?).nth(*back as usize - 1)
             }
         };
         self.sealed_target(id.ok_or_else(|| no_checkpoint(rev))?)
@@ -63,7 +72,8 @@ impl Sandbox {
                 self.timeline.flush()?;
                 Ok(self.fs().state())
             }
-            Rev::Back(_) | Rev::Base | Rev::Id(_) | Rev::Name(_) => {
+            Rev::Head { head, back: 0 } => self.timeline.state_of_head(head),
+            Rev::Back(_) | Rev::Base | Rev::Id(_) | Rev::Name(_) | Rev::Head { .. } => {
                 self.timeline.state_of(self.target(rev)?)
             }
         }
@@ -83,6 +93,7 @@ pub(super) fn checkpoint_of(info: &LayerInfo, parent: Option<LayerId>) -> Option
     let seal = info.seal.as_ref()?;
     Some(Checkpoint {
         id: info.header.layer,
+        head: info.header.head.clone(),
         name: seal.name.clone(),
         message: seal.message.clone(),
         time: seal.time,

@@ -34,8 +34,9 @@ impl Sandbox {
         let (refusals, refused_count) = self.fs().refusals();
         let mount = self.mount_point.lock().clone();
         Ok(Status {
-            base: self.base_path.as_os_str().as_bytes().to_owned(),
-            store: self.store_path.as_os_str().as_bytes().to_owned(),
+            head: self.head_name().to_owned(),
+            base: self.shared.base_path.as_os_str().as_bytes().to_owned(),
+            store: self.shared.store_path.as_os_str().as_bytes().to_owned(),
             pid: mount.as_ref().map(|_| std::process::id()),
             mount: mount.map(|m| m.as_os_str().as_bytes().to_owned()),
             checkpoint: last.map(|id| self.checkpoint_info(id)).transpose()?,
@@ -81,6 +82,7 @@ impl Sandbox {
         let ops = self.timeline.store().ops();
         let numbered = ops.into_iter().map(|(number, op)| Operation {
             op: number,
+            head: op.head,
             time: op.time,
             verb: verb_text(op.verb).to_owned(),
             description: op.description,

@@ -117,18 +117,21 @@ fn records_of_a_journal() {
         (Record::Opened { writer: SEVEN }, "0107070707070707070707070707070707"),
         (
             edits(Edit::Put { ino, node: Box::new(node(file())) }),
-            "020100fd0000000000000100fba481fbe803640100030503050305010106757365722e78017600fb2c010103612f6201020303050305",
+            "020100fd0000000000000100fba481fbe803640100030503050305010106757365722e78017600fb\
+             2c010103612f6201020303050305",
         ),
         (
             edits(Edit::Put { ino, node: Box::new(node(Body::Dir { base: Some(path()) })) }),
-            "020100fd0000000000000100fba481fbe803640100030503050305010106757365722e780176010103612f62",
+            "020100fd0000000000000100fba481fbe803640100030503050305010106757365722e7801760101\
+             03612f62",
         ),
         (
             edits(Edit::Put {
                 ino,
                 node: Box::new(node(Body::Symlink { target: b"../x".to_vec() })),
             }),
-            "020100fd0000000000000100fba481fbe803640100030503050305010106757365722e78017602042e2e2f78",
+            "020100fd0000000000000100fba481fbe803640100030503050305010106757365722e7801760204\
+             2e2e2f78",
         ),
         (
             edits(Edit::Put { ino, node: Box::new(node(Body::Special)) }),
@@ -182,7 +185,8 @@ fn records_of_a_journal() {
         (Record::PreImage(image(None)), "0503612f6200"),
         (
             Record::PreImage(image(Some(pre))),
-            "0503612f62010505fba481fbe803640100030503050305010106757365722e78017600fb2c010103612f62010203030503050100fb2c010009fb0010",
+            "0503612f62010505fba481fbe803640100030503050305010106757365722e78017600fb2c010103\
+             612f62010203030503050100fb2c010009fb0010",
         ),
         (Record::Left(Left { path: path(), print: Some(print()) }), "0603612f620101020303050305"),
         (Record::Abandoned, "07"),
@@ -266,7 +270,8 @@ fn records_of_the_edit_history() {
         (EditsLogRecord::Bounds(Bounds { versions: 10, bytes: 300 }), "010afb2c01"),
         (
             EditsLogRecord::Kept(vec![(path(), version(How::Written)), (path(), nothing.clone())]),
-            "020203612f620305000109fba481fbe803640100030503050305010106757365722e78017600fb2c010103612f6201020303050305020100fb2c010007fb001003612f6203050600",
+            "020203612f620305000109fba481fbe803640100030503050305010106757365722e78017600fb2c\
+             010103612f6201020303050305020100fb2c010007fb001003612f6203050600",
         ),
         (EditsLogRecord::Copied { from: path(), to: path() }, "0303612f6203612f62"),
         (EditsLogRecord::Moved { from: path(), to: path() }, "0403612f6203612f62"),

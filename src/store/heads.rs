@@ -104,6 +104,14 @@ impl Store {
         record_file::read(&self.heads, name)
     }
 
+    /// The names of the heads.
+    ///
+    /// # Errors
+    /// As readdir(3).
+    pub fn head_names(&self) -> Result<Vec<String>> {
+        names(&self.heads)
+    }
+
     /// Puts a layer on top of a head.
     ///
     /// # Errors

@@ -15,8 +15,8 @@
 //! before the next change leaves.
 //!
 //! A rule does not count a call that an earlier rule made fail. So a second rule can fail a call of
-//! the recovery: after `fail:all:N:EIO`, the rule `fail:all:N:EIO` fails the next call, and one with a
-//! greater number fails a later one.
+//! the recovery: after `fail:all:N:EIO`, the rule `fail:all:N:EIO` fails the next call, and one
+//! with a greater number fails a later one.
 //!
 //! `JAILFS_BOOT=ID@SECONDS` makes the process believe in another boot of the machine: its id in
 //! hexadecimal, and when it was, in seconds since 1970.
@@ -314,8 +314,8 @@ mod rules {
 
     static RECORDER: RwLock<Option<Recorder>> = RwLock::new(None);
 
-    /// Passes every change of a store to `recorder` from now on; `None` ends that. A process has one
-    /// recorder.
+    /// Passes every change of a store to `recorder` from now on; `None` ends that. A process has
+    /// one recorder.
     pub fn set_recorder(recorder: Option<Recorder>) {
         *RECORDER.write() = recorder;
     }

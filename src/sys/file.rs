@@ -158,7 +158,8 @@ fn seek(fd: BorrowedFd<'_>, offset: u64, whence: Whence) -> io::Result<Option<u6
     match lseek(fd, to_offset(offset)?, whence) {
         Ok(found) => Ok(u64::try_from(found).ok()),
         Err(Errno::ENXIO) => Ok(None),
-        // A filesystem that cannot tell holes has one run of data, as with the kernel's own fallback.
+        // A filesystem that cannot tell holes has one run of data, as with the kernel's own
+        // fallback.
         Err(Errno::EINVAL | Errno::EOPNOTSUPP | Errno::ENOSYS) => {
             let size = u64::try_from(nix::sys::stat::fstat(fd)?.st_size).unwrap_or(0);
             let found = if matches!(whence, Whence::SeekData) { offset } else { size };

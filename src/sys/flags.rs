@@ -32,7 +32,8 @@ const OF_FILES: [(u32, char); 11] = [
 /// Those of ioctl(2): EBADF for an `O_PATH` descriptor.
 pub fn get<Fd: AsFd>(file: Fd) -> io::Result<u32> {
     let mut flags: libc::c_int = 0;
-    // SAFETY: FS_IOC_GETFLAGS writes one int, although its number speaks of a long (ioctl_iflags(2)).
+    // SAFETY: FS_IOC_GETFLAGS writes one int, although its number speaks of a long
+    // (ioctl_iflags(2)).
     let result =
         unsafe { libc::ioctl(file.as_fd().as_raw_fd(), libc::FS_IOC_GETFLAGS, &raw mut flags) };
     match Errno::result(result) {

@@ -65,13 +65,15 @@ impl fmt::Display for TooLow {
             TooLow::FileSize(most) => {
                 write!(
                     f,
-                    "this shell allows files of {most} bytes (ulimit -f), and a store needs larger ones"
+                    "this shell allows files of {most} bytes (ulimit -f), and a store needs larger \
+                     ones"
                 )
             }
             TooLow::AddressSpace(most) => {
                 write!(
                     f,
-                    "this shell allows {most} bytes of address space (ulimit -v), and {MEMORY} are needed"
+                    "this shell allows {most} bytes of address space (ulimit -v), and {MEMORY} are \
+                     needed"
                 )
             }
             TooLow::Data(most) => {
@@ -109,7 +111,8 @@ pub fn raise() -> Result<(), TooLow> {
             Resource::RLIMIT_FSIZE => return Err(TooLow::FileSize(hard)),
             Resource::RLIMIT_AS if hard < MEMORY => return Err(TooLow::AddressSpace(hard)),
             Resource::RLIMIT_DATA if hard < MEMORY => return Err(TooLow::Data(hard)),
-            // How many threads there may be depends on what else this user runs. The start of each tells.
+            // How many threads there may be depends on what else this user runs. The start of each
+            // tells.
             _ => setrlimit(resource, hard, hard).map_err(|errno| TooLow::Unknown(errno.into()))?,
         }
     }
@@ -125,8 +128,8 @@ pub fn with_limits_as_before(command: &mut Command) -> &mut Command {
         }
         Ok(())
     };
-    // SAFETY: the closure runs between fork and exec and makes system calls, setrlimit(2), that take
-    // no lock and allocate nothing; the values were set before the fork (signal-safety(7) asks
+    // SAFETY: the closure runs between fork and exec and makes system calls, setrlimit(2), that
+    // take no lock and allocate nothing; the values were set before the fork (signal-safety(7) asks
     // for no more).
     unsafe { command.pre_exec(lower) }
 }

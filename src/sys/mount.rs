@@ -139,7 +139,8 @@ impl MountError {
     pub fn hint(&self) -> Option<&'static str> {
         match self {
             MountError::NoDevice(_) => Some(
-                "load the kernel module with 'modprobe fuse'; a container needs '--device /dev/fuse'",
+                "load the kernel module with 'modprobe fuse'; a container needs '--device \
+                 /dev/fuse'",
             ),
             MountError::DeviceDenied(_) => MountError::DEVICE_HINT,
             MountError::NoHelper => Some("install the package 'fuse3', or run as root"),

@@ -178,7 +178,8 @@ mod tests {
     #[test]
     fn a_line_is_read_with_any_number_of_optional_fields() {
         let text = b"36 35 98:0 /mnt1 /mnt2 rw,noatime - ext3 /dev/root rw,errors=continue\n\
-            37 36 0:52 / /a\\040b\\134c\\012 rw,nosuid shared:1 master:2 unbindable - fuse.jailfs base\\040x rw\n";
+            37 36 0:52 / /a\\040b\\134c\\012 rw,nosuid shared:1 master:2 unbindable - fuse.jailfs \
+            base\\040x rw\n";
         let entries = parse(text);
         assert_eq!(entries.len(), 2);
         assert_eq!((entries[0].id, entries[0].parent), (36, 35));
@@ -221,8 +222,10 @@ mod tests {
 
     #[test]
     fn mounts_inside_a_filesystem_have_its_paths() {
-        let text = b"20 1 0:40 / /mnt rw - fuse.jailfs b rw\n21 20 0:41 / /mnt/a/b rw - tmpfs t rw\n\
-            22 1 0:40 /sub /elsewhere rw - fuse.jailfs b rw\n23 22 0:42 / /elsewhere/c rw - tmpfs t rw\n\
+        let text = b"20 1 0:40 / /mnt rw - fuse.jailfs b rw\n\
+            21 20 0:41 / /mnt/a/b rw - tmpfs t rw\n\
+            22 1 0:40 /sub /elsewhere rw - fuse.jailfs b rw\n\
+            23 22 0:42 / /elsewhere/c rw - tmpfs t rw\n\
             24 20 0:43 / /mnt rw - tmpfs t rw\n25 1 0:44 / /tmp rw - tmpfs t rw\n";
         let entries = parse(text);
         let found = points(&entries, entries[0].dev);

@@ -51,8 +51,8 @@ pub(super) fn refuse_other(store: &Store, base: &Base) -> Result<()> {
         "the store holds the changes of another directory",
     )
     .hint(format!(
-        "put that one back; or 'jailfs mount --other-base --store {} {path} MNT' shows the changes over this one; \
-         or begin a new store: --store DIR",
+        "put that one back; or 'jailfs mount --other-base --store {} {path} MNT' shows the changes \
+         over this one; or begin a new store: --store DIR",
         store.dir().path().display()
     )))
 }

@@ -93,10 +93,6 @@ impl Timeline {
         self.stopping.store(false, Ordering::Relaxed);
     }
 
-    pub(super) fn is_stopping(&self) -> bool {
-        self.stopping.load(Ordering::Relaxed)
-    }
-
     /// Frees content in sealed layers that was replaced or removed before their seal. Returns the
     /// bytes, or `None` if a compaction is running or a reader looks at states. Used when the disk
     /// is full and an operation cannot wait for [`Timeline::compact`].
@@ -291,9 +287,10 @@ mod tests {
     use crate::store::record::Seal;
     use crate::store::{Store, StoreOptions};
     use crate::sys::clock;
+    use crate::timeline::Common;
     use crate::types::{Name, NodeId};
 
-    fn timeline(dir: &std::path::Path) -> Timeline {
+    fn timeline(dir: &std::path::Path) -> Arc<Timeline> {
         let (base, store) = (dir.join("base"), dir.join("store"));
         std::fs::create_dir(&base).unwrap();
         let base = Arc::new(Base::open(&base).unwrap());
@@ -305,7 +302,7 @@ mod tests {
             base_path: b"/base".to_vec(),
             allowed_targets: Vec::new(),
         };
-        Timeline::open(store, base, "main", jail).unwrap()
+        Timeline::open(&Common::open(store, base).unwrap(), "main", jail).unwrap()
     }
 
     fn write(timeline: &Timeline, name: &str) {

@@ -97,11 +97,12 @@ mod tests {
     use crate::jail::{Jail, Policy};
     use crate::store::{Store, StoreOptions};
     use crate::sys::failpoint;
+    use crate::timeline::Common;
     use crate::types::{Name, NodeId};
 
     const ME: Caller = Caller { uid: 0, gid: 0 };
 
-    fn timeline(dir: &Path) -> Timeline {
+    fn timeline(dir: &Path) -> Arc<Timeline> {
         let base = dir.join("base");
         std::fs::create_dir_all(&base).unwrap();
         let base = Base::open(&base).unwrap();
@@ -113,7 +114,8 @@ mod tests {
         };
         let (policy, allowed_targets) = (Policy::Deny, Vec::new());
         let jail = Jail { policy, mount_point: path.clone(), base_path: path, allowed_targets };
-        Timeline::open(Arc::new(store), Arc::new(base), "main", jail).unwrap()
+        Timeline::open(&Common::open(Arc::new(store), Arc::new(base)).unwrap(), "main", jail)
+            .unwrap()
     }
 
     fn name(text: &str) -> Name {

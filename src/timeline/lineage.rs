@@ -3,7 +3,7 @@
 use crate::error::Result;
 use crate::store::layer::LayerInfo;
 use crate::store::record::{Header, LayerKind, Record};
-use crate::timeline::Timeline;
+use crate::timeline::{Common, Timeline};
 use crate::tree::{Edit, Tree};
 use crate::types::{Ino, LayerId};
 
@@ -22,8 +22,20 @@ impl Timeline {
     /// head onto the new base starts a new stack of layers. The lineage continues there with the
     /// stack before that apply.
     pub fn lineage(&self) -> Vec<LayerInfo> {
-        let mut line = self.ancestry();
-        let mut bottom = line.last().cloned().or_else(|| self.store.layer(self.fs.upper_layer()));
+        self.lineage_from(self.fs.upper_layer())
+    }
+}
+
+impl Common {
+    /// As [`Timeline::lineage`], for a head with this layer on top.
+    pub(super) fn lineage_from(&self, top: LayerId) -> Vec<LayerInfo> {
+        let info = self.store.layer(top);
+        let first = match &info {
+            Some(info) if info.seal.is_none() => info.header.parent,
+            _ => Some(top),
+        };
+        let mut line = self.down_from(first);
+        let mut bottom = line.last().cloned().or(info);
         while let Some(LayerInfo {
             header: Header { layer, kind: LayerKind::Lands(before), .. },
             ..
@@ -45,7 +57,7 @@ impl Timeline {
         line
     }
 
-    fn down_from(&self, mut at: Option<LayerId>) -> Vec<LayerInfo> {
+    pub(super) fn down_from(&self, mut at: Option<LayerId>) -> Vec<LayerInfo> {
         let mut line = Vec::new();
         while let Some(info) = at.and_then(|id| self.store.layer(id)) {
             at = info.header.parent;

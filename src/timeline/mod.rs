@@ -20,6 +20,7 @@ pub mod diff;
 mod edits;
 pub mod fsck;
 pub mod gc;
+pub mod heads;
 mod journal;
 mod lineage;
 #[cfg_attr(not(test), expect(dead_code, reason = "the verb is not there yet"))]
@@ -31,11 +32,10 @@ pub mod restore;
 mod rewind;
 mod tree_cache;
 
-use std::collections::BTreeSet;
+use std::ops::Deref;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 
-use parking_lot::{Mutex, MutexGuard, RwLock};
+use parking_lot::Mutex;
 
 use crate::base::Base;
 use crate::error::{Attempt, Error, Kind, Result};
@@ -50,10 +50,10 @@ use crate::sys::clock;
 use crate::tree::Tree;
 use crate::types::{Epoch, LayerId, NodeId};
 
-use apply::unfinished::{RecoveredApplies, UnfinishedRollback};
-use base_identity::BaseIdentity;
+use apply::unfinished::UnfinishedRollback;
 pub use compact::Effort;
 pub use gc::policy::{Due, Policy};
+pub use heads::Common;
 pub use rewind::Savepoint;
 pub use tree_cache::TreeCache;
 
@@ -70,37 +70,19 @@ impl Kernel for NoKernel {
     }
 }
 
-/// A head of a store, and its filesystem.
+/// A head of a store, and its filesystem. Derefs to what it shares with the other heads.
 pub struct Timeline {
-    store: Arc<Store>,
-    base: Arc<Base>,
+    common: Arc<Common>,
     fs: Arc<Fs>,
     head: String,
     kernel: Mutex<Arc<dyn Kernel>>,
-    trees: Mutex<TreeCache>,
-    /// Set while the daemon shuts down: long background work ends and is not started again.
-    stopping: AtomicBool,
-    /// The pre-images of each apply so far.
-    applies: Mutex<PreHistory>,
-    /// A rollback that could not end. No other apply runs before it has.
-    unfinished: Mutex<Option<UnfinishedRollback>>,
-    /// Whether opening the store rolled back an apply. Then that apply was the last one, and the
-    /// next `apply --undo` has nothing left to do.
-    was_rolled_back: AtomicBool,
-    /// Held for one operation at a time.
-    operation: Mutex<()>,
-    /// Held while sealed layers are rewritten.
-    compacting: Mutex<()>,
-    /// The chunk table of deduplication, held by one thread at a time.
-    dedup: Mutex<Option<dedup::Dedup>>,
-    /// Layers that were already searched for equal content.
-    deduplicated: Mutex<BTreeSet<LayerId>>,
-    too_large_to_pack: Mutex<BTreeSet<LayerId>>,
-    /// Whether gathered content may have become sparse since it was last looked at.
-    may_be_sparse: AtomicBool,
-    dedup_is_on: AtomicBool,
-    /// Paths that an apply writes only with consent.
-    protected: RwLock<apply::protected::Protected>,
+}
+
+impl Deref for Timeline {
+    type Target = Common;
+    fn deref(&self) -> &Common {
+        &self.common
+    }
 }
 
 /// A state that an operation can lead to: a sealed layer, or the base in an epoch.
@@ -113,70 +95,58 @@ pub struct Target {
 }
 
 impl Timeline {
-    /// Opens a head, or creates it on the base. An interrupted apply is rolled back first, as far
-    /// as possible; see [`Timeline::unfinished_rollback`].
+    /// Opens a head of an open store. If it is open already, returns that one. If the store has no
+    /// head at all, creates it on the base.
     ///
     /// # Errors
-    /// Damage, another base than the store was made for, or a failure of the store or the base.
-    pub fn open(store: Arc<Store>, base: Arc<Base>, head: &str, jail: Jail) -> Result<Timeline> {
-        let base_is = base_identity::identify(&store, &base);
-        if base_is == BaseIdentity::Other && !apply::rollback::interrupted(&store)?.is_empty() {
-            base_identity::refuse_other(&store, &base)?;
+    /// [`Kind::NoStore`] if there is no such head, [`Kind::InUse`] if its filesystem is still being
+    /// closed, damage, or a failure of the store.
+    pub fn open(common: &Arc<Common>, head: &str, jail: Jail) -> Result<Arc<Timeline>> {
+        // An operation changes which layers are on top of the heads.
+        let _operation = common.operation.lock();
+        if let Some(open) = common.open_head(head)? {
+            return Ok(open);
         }
-        let RecoveredApplies { applies, unfinished, was_rolled_back } =
-            apply::unfinished::recover(&store, &base)?;
-        let mut trees = TreeCache::new(Arc::clone(&store));
+        let Common { store, base, .. } = &**common;
         let (upper, tree, epoch) = match store.head(head)? {
-            None => create_head(&store, &base, head, epoch_of(&applies, unfinished.as_ref()))?,
-            Some(record) => reopen::reopen(&store, &mut trees, head, record.layer)?,
+            None if store.head_names()?.is_empty() => {
+                create_head(store, base, head, common.base_epoch())?
+            }
+            None => return Err(heads::no_head("open", head)),
+            Some(record) => reopen::reopen(store, &mut common.trees.lock(), head, record.layer)?,
         };
-        if base_is == BaseIdentity::Other && !tree.is_empty() {
-            base_identity::refuse_other(&store, &base)?;
-        }
-        reopen::seal_strays(&store, &mut trees, head, upper.layer())?;
-        base_identity::record_base((&store, &base), base_is, &mut trees, (&tree, epoch), &applies)?;
-        let lower = Lower::new(Arc::clone(&base), Arc::clone(&store), epoch, applies.clone());
-        let fs = Arc::new(Fs::new(Arc::clone(&store), tree, lower, upper, jail));
+        let opened = common.begin_store(&tree, epoch)?;
+        reopen::seal_strays(store, &mut common.trees.lock(), head, upper.layer())?;
+        let lower = common.lower(epoch, &common.applies.lock());
+        let fs = Arc::new(Fs::new(Arc::clone(store), tree, lower, upper, jail));
         fs.open_edits(head);
-        if store.was_volatile() {
+        if opened && store.was_volatile() {
             // The journal has no marks that say what was synced, so sync everything.
             fs.sync().attempt(|| "sync what was written with --volatile")?;
         }
-        Ok(Timeline {
-            store,
-            base,
+        let timeline = Arc::new(Timeline {
+            common: Arc::clone(common),
             fs,
             head: head.to_owned(),
             kernel: Mutex::new(Arc::new(NoKernel)),
-            trees: Mutex::new(trees),
-            stopping: AtomicBool::new(false),
-            applies: Mutex::new(applies),
-            unfinished: Mutex::new(unfinished),
-            was_rolled_back: AtomicBool::new(was_rolled_back),
-            operation: Mutex::new(()),
-            compacting: Mutex::new(()),
-            dedup: Mutex::new(None),
-            deduplicated: Mutex::default(),
-            too_large_to_pack: Mutex::default(),
-            may_be_sparse: AtomicBool::new(true),
-            dedup_is_on: AtomicBool::new(true),
-            protected: RwLock::default(),
-        })
+        });
+        common.heads.lock().insert(head.to_owned(), heads::OpenHead::of(&timeline));
+        Ok(timeline)
+    }
+
+    /// What the heads of the store share.
+    pub fn common(&self) -> &Arc<Common> {
+        &self.common
+    }
+
+    /// The name of the head.
+    pub fn head(&self) -> &str {
+        &self.head
     }
 
     /// The filesystem.
     pub fn fs(&self) -> &Arc<Fs> {
         &self.fs
-    }
-
-    /// The store.
-    pub fn store(&self) -> &Arc<Store> {
-        &self.store
-    }
-
-    /// The base.
-    pub fn base(&self) -> &Arc<Base> {
-        &self.base
     }
 
     /// Sets the kernel that has the head mounted; `None` after an unmount.
@@ -186,11 +156,6 @@ impl Timeline {
 
     fn kernel(&self) -> Arc<dyn Kernel> {
         Arc::clone(&self.kernel.lock())
-    }
-
-    /// Waits for the operation that is running, and keeps others out.
-    fn lock_operation(&self) -> MutexGuard<'_, ()> {
-        self.operation.lock()
     }
 
     /// Flushes the dirty pages of shared mappings, so that the state is what programs see.
@@ -208,12 +173,6 @@ impl Timeline {
         if let Err(error) = self.kernel().invalidate(&what) {
             log::warn!("the listing of the checkpoints in the mount may be old: {error}");
         }
-    }
-
-    /// The present epoch of the base. While a rollback is unfinished, it is the epoch before that
-    /// apply.
-    pub fn base_epoch(&self) -> Epoch {
-        epoch_of(&self.applies.lock(), self.unfinished.lock().as_ref())
     }
 
     /// The epoch of the base below the present state.
@@ -267,22 +226,6 @@ impl Timeline {
         let (head, time) = (self.head.clone(), clock::now());
         let op = OpRecord { head, time, verb, description, tree: to.layer, epoch: to.epoch };
         self.with_reserve(|| self.store.append_op(op.clone()))
-    }
-
-    /// Runs a step that an operation needs to finish. If the disk is full, the step is tried once
-    /// more with the space of the reserve.
-    fn with_reserve<T>(&self, step: impl FnMut() -> Result<T>) -> Result<T> {
-        self.store.with_reserve(step)
-    }
-
-    /// Sets the paths that an apply writes only with consent.
-    pub fn set_protected(&self, list: apply::protected::Protected) {
-        *self.protected.write() = list;
-    }
-
-    /// The paths that an apply writes only with consent.
-    pub fn protected(&self) -> apply::protected::Protected {
-        self.protected.read().clone()
     }
 }
 

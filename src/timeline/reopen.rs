@@ -64,6 +64,45 @@ pub(super) fn reopen(
     Ok((upper, tree, epoch))
 }
 
+/// The layer on top of a head that is not open, as [`reopen`] finds it. Writes nothing.
+pub(super) fn top_of(store: &Store, head: &str, recorded: LayerId) -> Result<LayerId> {
+    let mut top = last_written(store, head, recorded)?;
+    while let Some(above) = store.continued(head, top) {
+        let contents = store.read_layer(top)?;
+        if contents.info.seal.is_none() && contents.is_cut {
+            break;
+        }
+        top = above;
+    }
+    Ok(top)
+}
+
+/// The tree of a head that is not open, as [`reopen`] finds it, and its epoch. Writes nothing.
+pub(super) fn peek(
+    store: &Store,
+    trees: &mut TreeCache,
+    head: &str,
+    recorded: LayerId,
+) -> Result<(Tree, Epoch)> {
+    let mut unsealed = Vec::new();
+    let mut at = Some(top_of(store, head, recorded)?);
+    let mut epoch = None;
+    let mut tree = loop {
+        let Some(layer) = at else { break Tree::new() };
+        let contents = store.read_layer(layer)?;
+        epoch.get_or_insert(contents.info.header.epoch);
+        if contents.info.seal.is_some() {
+            break trees.load(layer)?;
+        }
+        at = contents.info.header.parent;
+        unsealed.push((layer, contents));
+    };
+    for (layer, contents) in unsealed.iter().rev() {
+        replay(&mut tree, contents, *layer)?;
+    }
+    Ok((tree, epoch.unwrap_or(Epoch(0))))
+}
+
 /// The layer that the head wrote to last.
 ///
 /// An apply publishes the layer on the new base first and switches to it afterwards. Changes up to

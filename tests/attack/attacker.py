@@ -1,14 +1,21 @@
-# An ordinary process that tries to get out of a tree. Each row of the table has a setup, which makes names in a directory
-# of its own in the tree, and an action. What an action returns goes to the observer, which knows what is outside.
+# A process that tries to get out of a tree. Each row of the table has a setup, which makes names in
+# a directory of its own in the tree, and an action. The action's result goes to the observer, which
+# knows the secrets outside.
 #
-#   attacker.py prepare BASE TREE OUT WHOSE  makes what the rows with an old setup need in BASE, before it is shown at TREE
-#   attacker.py attack BASE TREE OUT         reads names of rows, does them, and says what came of it
-#   attacker.py list                         the rows
+#   attacker.py prepare BASE TREE OUT WHOSE
+#       makes the names of the rows with an old setup in BASE, before BASE is mounted at TREE
+#   attacker.py attack BASE TREE OUT
+#       reads names of rows, runs each row, and prints its result
+#   attacker.py list
+#       prints the rows
 #
-# A row is an ESCAPE: on a plain directory it gets out, and nowhere else. Or it WORKS: it stays in, and does the same
-# everywhere. Or it is about the PROCESS: a mount alone does not stop it, a confined process cannot do it. Or it is about the
-# PAST, which a plain directory has not: it attacks a checkpoint in the mount, and says "refused" if that went as it must.
-import ctypes, errno, fcntl, json, mmap, os, select, signal, socket, stat, struct, subprocess, sys, time
+# A row has one of four kinds:
+#   ESCAPE     gets out on a plain directory, and nowhere else
+#   WORKS      stays in, and has the same result everywhere
+#   PROCESS    is not stopped by a mount alone, and fails in a confined process
+#   CHECKPOINT attacks a checkpoint in the mount, and returns "refused" if that failed
+import ctypes, errno, fcntl, json, mmap, os, select, signal, socket
+import stat, struct, subprocess, sys, time
 
 libc = ctypes.CDLL(None, use_errno=True)
 AT_FDCWD = -100
@@ -37,7 +44,7 @@ class Row:
 
 
 def add(kind, name, setup, act, old=False, root_only=False, one_disk=False):
-    """A row. Only root can do some; some get out only where inside and outside are on one filesystem."""
+    """Adds a row. `one_disk` rows get out only if inside and outside are on one filesystem."""
     assert name not in ROWS, name
     ROWS[name] = Row(kind, name, setup, act, old, root_only, one_disk)
 
@@ -56,7 +63,7 @@ def read(path):
         os.close(fd)
 
 
-def told(path):
+def inode_text(path):
     info = os.stat(path)
     return f"ino:{info.st_ino};"
 
@@ -69,6 +76,7 @@ def write(path, flags=os.O_WRONLY, data=b"attacked"):
 
 # The shapes of links. Each makes a link `l` to the file `secret` outside and a link `d` to the
 # directory outside, and returns their directory, relative to the row's own.
+
 
 def links(c, at, file, dir_):
     os.makedirs(c.at(at), exist_ok=True)
@@ -96,7 +104,9 @@ def shape_up_after_name(c):
 
 
 def shape_slashes(c):
-    links(c, ".", ".//.//" + c.up(0).replace("/", "//") + "./out///secret", "./" + c.up(0) + "out//./")
+    links(
+        c, ".", ".//.//" + c.up(0).replace("/", "//") + "./out///secret", "./" + c.up(0) + "out//./"
+    )
 
 
 def shape_far_up(c):
@@ -188,18 +198,29 @@ def shape_into_link(c):
     os.symlink("in/o", c.at("d"))
 
 
-SHAPES = {name[len("shape_"):]: shape for name, shape in list(globals().items()) if name.startswith("shape_")}
+SHAPES = {
+    name[len("shape_") :]: shape
+    for name, shape in list(globals().items())
+    if name.startswith("shape_")
+}
 # Links that lead out while they are in the base. On a plain directory the base's own path is the
 # tree's.
 for name, shape in SHAPES.items():
     for old in (False, True):
         age = "old" if old else "new"
         add("ESCAPE", f"read-through-{name}-{age}", shape, lambda c: read(c.at("l")), old)
-        add("ESCAPE", f"stat-in-{name}-{age}", shape, lambda c: told(c.at("d/secret")), old)
-    add("ESCAPE", f"create-in-{name}", shape, lambda c: write(c.at("d/created"), os.O_CREAT | os.O_WRONLY), True)
+        add("ESCAPE", f"stat-in-{name}-{age}", shape, lambda c: inode_text(c.at("d/secret")), old)
+    add(
+        "ESCAPE",
+        f"create-in-{name}",
+        shape,
+        lambda c: write(c.at("d/created"), os.O_CREAT | os.O_WRONLY),
+        True,
+    )
 
 
 # Actions through a link to a file (l) or a directory (d) outside.
+
 
 def exec_(path, *words):
     done = subprocess.run([path, *words], capture_output=True, timeout=20)
@@ -253,7 +274,7 @@ def fd_of(fd):
 
 def inotify(path):
     fd = check(libc.inotify_init1(os.O_NONBLOCK))
-    check(libc.inotify_add_watch(fd, path.encode(), 0xfff))
+    check(libc.inotify_add_watch(fd, path.encode(), 0xFFF))
     os.close(fd)
     return REVEALED
 
@@ -274,7 +295,7 @@ def readdir_links(c):
 
 
 def absent(c):
-    """Whether a name outside that is not there can be told from one that is."""
+    """Tells whether the attacker can distinguish an absent name outside from a present one."""
     there, not_there = (_errno(lambda: os.stat(c.at("d/" + name))) for name in ("secret", "absent"))
     return REVEALED if not_there == errno.ENOENT and there != errno.ENOENT else "no"
 
@@ -287,7 +308,7 @@ OPS = {
     "overwrite": lambda c: write(c.at("l")),
     "truncate-open": lambda c: os.close(os.open(c.at("l"), os.O_WRONLY | os.O_TRUNC)),
     "truncate": lambda c: os.truncate(c.at("l"), 3),
-    "stat": lambda c: told(c.at("l")),
+    "stat": lambda c: inode_text(c.at("l")),
     "lstat-inside-dir": lambda c: f"ino:{os.lstat(c.at('d/secret')).st_ino};",
     "access": lambda c: REVEALED if os.access(c.at("l"), os.F_OK) else "no",
     "exists": lambda c: REVEALED if os.path.exists(c.at("d/secret")) else "no",
@@ -295,7 +316,9 @@ OPS = {
     "list": readdir_links,
     "scandir-slash": lambda c: os.listdir(c.at("d/.")),
     "chdir": lambda c: chdir_and(c, lambda: read("secret")),
-    "chdir-getcwd": lambda c: chdir_and(c, lambda: "dir:" + os.getcwd() + (REVEALED if os.getcwd() == c.out else "")),
+    "chdir-getcwd": lambda c: chdir_and(
+        c, lambda: "dir:" + os.getcwd() + (REVEALED if os.getcwd() == c.out else "")
+    ),
     "statvfs": lambda c: statfs(c.at("d")),
     "create": lambda c: write(c.at("d/created"), os.O_CREAT | os.O_WRONLY),
     "create-exclusive": lambda c: write(c.at("d/created"), os.O_CREAT | os.O_EXCL | os.O_WRONLY),
@@ -312,7 +335,9 @@ OPS = {
     "rename-in": lambda c: os.rename(c.at("d/secret"), c.at("taken")),
     "rename-over": lambda c: os.rename(c.at("mine"), c.at("d/secret")),
     "hard-link-in": lambda c: os.link(c.at("d/secret"), c.at("taken")),
-    "hard-link-follow": lambda c: check(libc.linkat(AT_FDCWD, c.at("l").encode(), AT_FDCWD, c.at("taken").encode(), 0x400)),
+    "hard-link-follow": lambda c: check(
+        libc.linkat(AT_FDCWD, c.at("l").encode(), AT_FDCWD, c.at("taken").encode(), 0x400)
+    ),
     "hard-link-out": lambda c: os.link(c.at("mine"), c.at("d/moved")),
     "chmod": lambda c: os.chmod(c.at("l"), 0o600),
     "utime": lambda c: os.utime(c.at("l"), (1, 1)),
@@ -328,27 +353,37 @@ OPS = {
     "bind": lambda c: bind(c.at("d/bound")),
     "open-path-then-read": lambda c: read(f"/proc/self/fd/{os.open(c.at('l'), os.O_PATH)}"),
     "open-path-stat": lambda c: f"ino:{os.fstat(os.open(c.at('l'), os.O_PATH)).st_ino};",
-    "openat-of-dir": lambda c: fd_of(os.open("secret", os.O_RDONLY, dir_fd=os.open(c.at("d"), os.O_RDONLY))),
-    "openat-of-path-dir": lambda c: fd_of(os.open("secret", os.O_RDONLY, dir_fd=os.open(c.at("d"), os.O_PATH))),
+    "openat-of-dir": lambda c: fd_of(
+        os.open("secret", os.O_RDONLY, dir_fd=os.open(c.at("d"), os.O_RDONLY))
+    ),
+    "openat-of-path-dir": lambda c: fd_of(
+        os.open("secret", os.O_RDONLY, dir_fd=os.open(c.at("d"), os.O_PATH))
+    ),
     "openat2": lambda c: fd_of(openat2(AT_FDCWD, c.at("l"))),
     "openat2-no-magic": lambda c: fd_of(openat2(AT_FDCWD, c.at("d/secret"), 2)),
     "fchdir": lambda c: _fchdir(os.open(c.at("d"), os.O_PATH), lambda: read("secret")),
     "inotify": lambda c: inotify(c.at("l")),
     "name-to-handle": lambda c: name_to_handle(c.at("l")) and REVEALED,
-    "sendfile-out": lambda c: os.sendfile(os.open(c.at("l"), os.O_WRONLY), os.open(c.at("mine"), os.O_RDONLY), 0, 4),
-    "copy-range": lambda c: os.copy_file_range(os.open(c.at("mine"), os.O_RDONLY), os.open(c.at("l"), os.O_WRONLY), 4),
-    "flock": lambda c: fcntl.flock(os.open(c.at("l"), os.O_RDONLY), fcntl.LOCK_EX | fcntl.LOCK_NB) or REVEALED,
+    "sendfile-out": lambda c: os.sendfile(
+        os.open(c.at("l"), os.O_WRONLY), os.open(c.at("mine"), os.O_RDONLY), 0, 4
+    ),
+    "copy-range": lambda c: os.copy_file_range(
+        os.open(c.at("mine"), os.O_RDONLY), os.open(c.at("l"), os.O_WRONLY), 4
+    ),
+    "flock": lambda c: fcntl.flock(os.open(c.at("l"), os.O_RDONLY), fcntl.LOCK_EX | fcntl.LOCK_NB)
+    or REVEALED,
     "cat": lambda c: exec_("/bin/cat", c.at("l")),
     "cp-follow": lambda c: exec_("/bin/cp", "-L", c.at("l"), c.at("copied")) + read(c.at("copied")),
     "tar-follow": lambda c: exec_("/bin/tar", "-chf", "-", "-C", c.dir, "l"),
     "find-follow": lambda c: exec_("/usr/bin/find", "-L", c.at("d"), "-name", "outside-*"),
     "shell-redirect": lambda c: exec_("/bin/sh", "-c", f"echo attacked > '{c.at('l')}'"),
-    "realpath-e": lambda c: exec_("/usr/bin/realpath", "-e", c.at("d/link")) and exec_("/usr/bin/stat", "-Lc", "ino:%i;", c.at("l")),
+    "realpath-e": lambda c: exec_("/usr/bin/realpath", "-e", c.at("d/link"))
+    and exec_("/usr/bin/stat", "-Lc", "ino:%i;", c.at("l")),
 }
 
 
 def _or_none(act):
-    """What it gives; none where it fails, because somebody ended or let go meanwhile."""
+    """Returns the result, or None if the call fails because a process or descriptor is gone."""
     try:
         return act()
     except OSError:
@@ -379,12 +414,21 @@ def setup_for_ops(c):
         file.write("mine")
 
 
-ONE_DISK = {"rename-out", "rename-in", "rename-over", "hard-link-in", "hard-link-follow", "hard-link-out", "copy-range"}
+ONE_DISK = {
+    "rename-out",
+    "rename-in",
+    "rename-over",
+    "hard-link-in",
+    "hard-link-follow",
+    "hard-link-out",
+    "copy-range",
+}
 for name, act in OPS.items():
     add("ESCAPE", f"op-{name}", setup_for_ops, act, one_disk=name in ONE_DISK)
 
 
 # Attacks that need no link, or several steps.
+
 
 def standing_dir_moves_up(c):
     """A link that was good is no more when its directory was moved up."""
@@ -445,18 +489,18 @@ def swapped_middle(c):
 
 
 def readlink_and_walk(c):
-    """What a program does that follows links itself."""
+    """Follows a link by hand, as some programs do."""
     shape_relative(c)
     path = os.path.normpath(os.path.join(c.dir, os.readlink(c.at("l"))))
     return read(path)
 
 
 def setuid_program(c):
-    return as_nobody(lambda: REVEALED if exec_(c.at("suid"), "-u").strip() == b"0" else "no")
+    return as_ordinary_user(lambda: REVEALED if exec_(c.at("suid"), "-u").strip() == b"0" else "no")
 
 
-def as_nobody(act):
-    """In a child of an ordinary user; gives what it says."""
+def as_ordinary_user(act):
+    """Runs `act` in a child process of an ordinary user and returns its output."""
     out, into = os.pipe()
     child = os.fork()
     if child == 0:
@@ -488,11 +532,13 @@ def setup_setuid(c):
 def setup_capability(c):
     exec_("/bin/cp", "/bin/cat", c.at("able"))
     # cap_dac_read_search, effective: vfs_cap_data of version 2
-    os.setxattr(c.at("able"), "security.capability", struct.pack("<5I", 0x02000001, 1 << 2, 0, 0, 0))
+    os.setxattr(
+        c.at("able"), "security.capability", struct.pack("<5I", 0x02000001, 1 << 2, 0, 0, 0)
+    )
 
 
 def file_capability(c):
-    return as_nobody(lambda: exec_(c.at("able"), c.out + "/private"))
+    return as_ordinary_user(lambda: exec_(c.at("able"), c.out + "/private"))
 
 
 def setup_device(c):
@@ -507,7 +553,11 @@ def handle_of(c):
     """open_by_handle_at of the tree's own root, with the number of a file outside."""
     handle = ctypes.create_string_buffer(struct.pack("<Ii", 128, 0) + bytes(128))
     mount_id = ctypes.c_int()
-    check(libc.name_to_handle_at(AT_FDCWD, (c.out + "/secret").encode(), handle, ctypes.byref(mount_id), 0))
+    check(
+        libc.name_to_handle_at(
+            AT_FDCWD, (c.out + "/secret").encode(), handle, ctypes.byref(mount_id), 0
+        )
+    )
     root = os.open(c.tree, os.O_RDONLY)
     return fd_of(check(libc.open_by_handle_at(root, handle, os.O_RDONLY)))
 
@@ -515,10 +565,12 @@ def handle_of(c):
 def deleted_cwd(c):
     """`..` of a directory that is gone."""
     os.makedirs(c.at("a/b"))
+
     def act():
         os.rmdir(c.at("a/b"))
         os.rmdir(c.at("a"))
         return read("../../" + c.up(0) + "out/secret")
+
     return _fchdir(os.open(c.at("a/b"), os.O_RDONLY), act)
 
 
@@ -539,14 +591,24 @@ for name, act in {
     add("ESCAPE", name, lambda c: None, act)
 add("ESCAPE", "setuid-program-of-the-base", setup_setuid, setuid_program, True, root_only=True)
 add("ESCAPE", "setuid-program-made-inside", setup_setuid, setuid_program, False, root_only=True)
-add("ESCAPE", "file-capability-of-the-base", setup_capability, file_capability, True, root_only=True)
-add("ESCAPE", "file-capability-made-inside", setup_capability, file_capability, False, root_only=True)
+add(
+    "ESCAPE", "file-capability-of-the-base", setup_capability, file_capability, True, root_only=True
+)
+add(
+    "ESCAPE",
+    "file-capability-made-inside",
+    setup_capability,
+    file_capability,
+    False,
+    root_only=True,
+)
 add("ESCAPE", "device-node-of-the-base", setup_device, open_device, True, root_only=True)
 add("ESCAPE", "device-node-made-inside", setup_device, open_device, False, root_only=True)
 add("ESCAPE", "open-by-handle", lambda c: None, handle_of, root_only=True, one_disk=True)
 
 
 # Operations that must still work: a mount is no wall inside itself.
+
 
 def inside(c):
     os.makedirs(c.at("a/b/c"))
@@ -558,6 +620,7 @@ def works(name, text, at, act=None):
     def setup(c):
         inside(c)
         os.symlink(text(c) if callable(text) else text, c.at(at))
+
     for old in (False, True):
         age = "old" if old else "new"
         add("WORKS", f"works-{name}-{age}", setup, act or (lambda c: read(c.at(at))), old)
@@ -570,32 +633,77 @@ works("up-to-the-root", lambda c: "../" * 3 + c.name + "/f", "a/b/l")
 works("up-after-name", "b/c/../../../f", "a/l")
 works("absolute-in-the-tree", lambda c: c.tree + "/" + c.name + "/f", "l")
 works("absolute-in-the-base", lambda c: c.base + "/" + c.name + "/f", "l")
-works("absolute-with-dots", lambda c: c.tree + "/../" + os.path.basename(c.tree) + "/" + c.name + "/f", "l")
+works(
+    "absolute-with-dots",
+    lambda c: c.tree + "/../" + os.path.basename(c.tree) + "/" + c.name + "/f",
+    "l",
+)
 works("directory", "a/b", "l", lambda c: read(c.at("l/f")))
 works("directory-slash", "a/b/", "l", lambda c: sorted(os.listdir(c.at("l"))))
 works("slashes", ".//a///b/./f", "l")
-works("create-through", "a/b/new", "l", lambda c: (write(c.at("l"), os.O_CREAT | os.O_WRONLY), read(c.at("a/b/new"))))
+works(
+    "create-through",
+    "a/b/new",
+    "l",
+    lambda c: (write(c.at("l"), os.O_CREAT | os.O_WRONLY), read(c.at("a/b/new"))),
+)
 works("loop", "l", "l", lambda c: errno.errorcode[_errno(lambda: read(c.at("l")))])
 works("dangling", "nowhere/at/all", "l", lambda c: errno.errorcode[_errno(lambda: read(c.at("l")))])
-works("dangling-up", "nowhere/../f", "l", lambda c: errno.errorcode[_errno(lambda: read(c.at("l")))])
+works(
+    "dangling-up", "nowhere/../f", "l", lambda c: errno.errorcode[_errno(lambda: read(c.at("l")))]
+)
 works("not-a-directory", "f/../f", "l", lambda c: errno.errorcode[_errno(lambda: read(c.at("l")))])
 works("readlink", "../f", "a/l", lambda c: os.readlink(c.at("a/l")))
 works("unlink-only-the-link", "f", "l", lambda c: (os.unlink(c.at("l")), read(c.at("f"))))
 works("longest", "./" * 2047 + "f", "l")
 works("lstat-of-a-way-out", "/etc/passwd", "l", lambda c: stat.S_ISLNK(os.lstat(c.at("l")).st_mode))
 works("remove-a-way-out", "/etc/passwd", "l", lambda c: os.unlink(c.at("l")))
-works("move-a-link-down", "../../f", "a/b/l", lambda c: (read(c.at("a/b/l")), os.rename(c.at("a/b/l"), c.at("a/b/c/l")),
-      errno.errorcode[_errno(lambda: read(c.at("a/b/c/l")))]))
-works("link-that-becomes-good", "../../f", "l",
-      lambda c: (_errno(lambda: read(c.at("l"))) != 0, os.rename(c.at("l"), c.at("a/b/l")), read(c.at("a/b/l"))))
-works("directory-that-becomes-good", lambda c: "../f", "a/l",
-      lambda c: (os.mkdir(c.at("z")), os.rename(c.at("a"), c.at("z/a")), errno.errorcode[_errno(lambda: read(c.at("z/a/l")))],
-                 os.rename(c.at("z/a"), c.at("a")), read(c.at("a/l"))))
-works("names-that-look-odd", "..a/...", "l", lambda c: (os.mkdir(c.at("..a")),
-      write(c.at("..a/..."), os.O_CREAT | os.O_WRONLY, b"odd"), read(c.at("l"))))
+works(
+    "move-a-link-down",
+    "../../f",
+    "a/b/l",
+    lambda c: (
+        read(c.at("a/b/l")),
+        os.rename(c.at("a/b/l"), c.at("a/b/c/l")),
+        errno.errorcode[_errno(lambda: read(c.at("a/b/c/l")))],
+    ),
+)
+works(
+    "link-that-becomes-good",
+    "../../f",
+    "l",
+    lambda c: (
+        _errno(lambda: read(c.at("l"))) != 0,
+        os.rename(c.at("l"), c.at("a/b/l")),
+        read(c.at("a/b/l")),
+    ),
+)
+works(
+    "directory-that-becomes-good",
+    lambda c: "../f",
+    "a/l",
+    lambda c: (
+        os.mkdir(c.at("z")),
+        os.rename(c.at("a"), c.at("z/a")),
+        errno.errorcode[_errno(lambda: read(c.at("z/a/l")))],
+        os.rename(c.at("z/a"), c.at("a")),
+        read(c.at("a/l")),
+    ),
+)
+works(
+    "names-that-look-odd",
+    "..a/...",
+    "l",
+    lambda c: (
+        os.mkdir(c.at("..a")),
+        write(c.at("..a/..."), os.O_CREAT | os.O_WRONLY, b"odd"),
+        read(c.at("l")),
+    ),
+)
 
 
 # Attacks that a mount cannot stop: the process does not go through the tree.
+
 
 def chroot_out(c):
     os.chroot("/proc/self/root")
@@ -643,15 +751,21 @@ def descriptor_of_another(c):
         for fd in _or_none(lambda: os.listdir(f"/proc/{pid}/fd")) or []:
             if _or_none(lambda: os.readlink(f"/proc/{pid}/fd/{fd}")) == c.out:
                 return read(f"/proc/{pid}/fd/{fd}/secret")
-    raise OSError(errno.ENOENT, "nobody holds it")
+    raise OSError(errno.ENOENT, "no process holds it open")
 
 
 PROCESS = {
     "absolute-path": (lambda c: read(c.out + "/secret")),
     "dots-above-the-tree": (lambda c: read(c.at("../../out/secret"))),
-    "chdir-above-the-tree": (lambda c: _fchdir(os.open(c.at("../.."), os.O_PATH), lambda: read("out/secret"))),
+    "chdir-above-the-tree": (
+        lambda c: _fchdir(os.open(c.at("../.."), os.O_PATH), lambda: read("out/secret"))
+    ),
     "proc-self-root": (lambda c: read("/proc/self/root" + c.out + "/secret")),
-    "proc-self-cwd": (lambda c: _fchdir(os.open(c.dir, os.O_PATH), lambda: read("/proc/self/cwd/../../out/secret"))),
+    "proc-self-cwd": (
+        lambda c: _fchdir(
+            os.open(c.dir, os.O_PATH), lambda: read("/proc/self/cwd/../../out/secret")
+        )
+    ),
     "proc-of-the-parent": (lambda c: read(f"/proc/{os.getppid()}/root{c.out}/secret")),
     "dots-of-a-descriptor": fd_magic_dots,
     "dots-of-a-removed-directory": deleted_cwd,
@@ -664,16 +778,27 @@ PROCESS = {
     "bind-mount-in-own-namespace": in_child(bind_mount),
     "user-namespace": in_child(new_namespace),
 }
-ROOT_ONLY = {"chroot", "bind-mount-in-own-namespace", "descriptor-of-another-process", "proc-of-the-parent"}
+ROOT_ONLY = {
+    "chroot",
+    "bind-mount-in-own-namespace",
+    "descriptor-of-another-process",
+    "proc-of-the-parent",
+}
 for name, act in PROCESS.items():
-    add("PROCESS", f"process-{name}", lambda c: os.mkdir(c.at("m")), act,
-        root_only=name in ROOT_ONLY)
+    add(
+        "PROCESS",
+        f"process-{name}",
+        lambda c: os.mkdir(c.at("m")),
+        act,
+        root_only=name in ROOT_ONLY,
+    )
 
 
 # Attacks on a checkpoint in the mount: on its content, and through its links on the outside and the
 # live tree.
 
-def past(c):
+
+def checkpoint(c):
     """A checkpoint of the tree as it is, made by mkdir; where the row's own directory is in it."""
     top = f"{c.tree}/.jailfs/checkpoints/{c.name}"
     os.mkdir(top)
@@ -686,24 +811,31 @@ def refused(act, *wanted):
     return "refused"
 
 
-def add_past(name, setup, act, root_only=False):
-    add("PAST", f"past-{name}", setup, act, root_only=root_only)
+def add_checkpoint(name, setup, act, root_only=False):
+    add("CHECKPOINT", f"checkpoint-{name}", setup, act, root_only=root_only)
 
 
-def past_link(shape, levels):
+def checkpoint_link(shape, levels):
     def setup(c):
         # The same texts, and those that would be right from so many levels further down.
         up = c.up
         c.up = lambda depth: up(depth + levels)
         shape(c)
+
     def act(c):
-        where = past(c)
+        where = checkpoint(c)
         for name in ("l", "d/secret", "d/outside", "d/."):
-            code = _errno(lambda: read(f"{where}/{name}") if name != "d/." else os.listdir(f"{where}/{name}"))
-            assert code in (errno.EXDEV, errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EISDIR), (name, code)
+            code = _errno(
+                lambda: read(f"{where}/{name}") if name != "d/." else os.listdir(f"{where}/{name}")
+            )
+            assert code in (errno.EXDEV, errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EISDIR), (
+                name,
+                code,
+            )
         for name in ("l", "d/created"):
             assert _errno(lambda: write(f"{where}/{name}", os.O_WRONLY | os.O_CREAT)) != 0
         return "refused"
+
     return setup, act
 
 
@@ -711,11 +843,18 @@ for name, shape in SHAPES.items():
     for levels in (0, 3):
         # The depth of a name matters only to shapes that count levels; the others are the same at
         # each depth.
-        if levels == 0 or name in ("relative", "deep", "up_after_name", "chain", "into_link", "slashes"):
-            add_past(f"link-{name}-{levels}", *past_link(shape, levels))
+        if levels == 0 or name in (
+            "relative",
+            "deep",
+            "up_after_name",
+            "chain",
+            "into_link",
+            "slashes",
+        ):
+            add_checkpoint(f"link-{name}-{levels}", *checkpoint_link(shape, levels))
 
 
-def past_setup(c):
+def checkpoint_setup(c):
     write(c.at("f"), os.O_CREAT | os.O_WRONLY, b"as it was")
     os.mkdir(c.at("e"))
     os.symlink("f", c.at("in"))
@@ -723,7 +862,7 @@ def past_setup(c):
 
 
 def mapped_write(path):
-    """What is written into a mapping of a checkpoint is gone as soon as the kernel hands it over."""
+    """Writes into a mapping of a checkpoint. The daemon discards the page at the flush."""
     fd = os.open(path, os.O_RDWR)
     m = mmap.mmap(fd, 0, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
     m[0:4] = b"evil"
@@ -735,24 +874,43 @@ def mapped_write(path):
     return "refused"
 
 
-PAST = {
+CHECKPOINT = {
     "write": lambda c, w: refused(lambda: write(w + "/f"), "EROFS"),
     "append": lambda c, w: refused(lambda: write(w + "/f", os.O_WRONLY | os.O_APPEND), "EROFS"),
     "write-by-link": lambda c, w: refused(lambda: write(w + "/in"), "EROFS"),
     "write-by-absolute-link": lambda c, w: refused(lambda: write(w + "/by-path"), "EROFS"),
-    "write-by-a-link-of-the-live-tree": lambda c, w: (os.symlink(w + "/f", c.at("to-past")), refused(lambda: write(c.at("to-past")), "EROFS"))[1],
+    "write-by-a-link-of-the-live-tree": lambda c, w: (
+        os.symlink(w + "/f", c.at("to-checkpoint")),
+        refused(lambda: write(c.at("to-checkpoint")), "EROFS"),
+    )[1],
     "mapped-write": lambda c, w: mapped_write(w + "/f"),
     "truncate": lambda c, w: refused(lambda: os.truncate(w + "/f", 1), "EROFS"),
-    "truncate-open": lambda c, w: refused(lambda: os.open(w + "/f", os.O_WRONLY | os.O_TRUNC), "EROFS"),
-    "allocate": lambda c, w: refused(lambda: os.posix_fallocate(os.open(w + "/f", os.O_WRONLY), 0, 99), "EROFS"),
-    "copy-range": lambda c, w: refused(lambda: os.copy_file_range(os.open(c.at("f"), os.O_RDONLY), os.open(w + "/f", os.O_WRONLY), 4), "EROFS"),
+    "truncate-open": lambda c, w: refused(
+        lambda: os.open(w + "/f", os.O_WRONLY | os.O_TRUNC), "EROFS"
+    ),
+    "allocate": lambda c, w: refused(
+        lambda: os.posix_fallocate(os.open(w + "/f", os.O_WRONLY), 0, 99), "EROFS"
+    ),
+    "copy-range": lambda c, w: refused(
+        lambda: os.copy_file_range(
+            os.open(c.at("f"), os.O_RDONLY), os.open(w + "/f", os.O_WRONLY), 4
+        ),
+        "EROFS",
+    ),
     "create": lambda c, w: refused(lambda: write(w + "/new", os.O_CREAT | os.O_WRONLY), "EROFS"),
-    "create-by-dangling": lambda c, w: (os.symlink(w + "/new", c.at("g")), refused(lambda: write(c.at("g"), os.O_CREAT | os.O_WRONLY), "EROFS"))[1],
-    "tmpfile": lambda c, w: refused(lambda: os.open(w, os.O_TMPFILE | os.O_WRONLY), "EOPNOTSUPP", "ENOTSUP", "EROFS"),
+    "create-by-dangling": lambda c, w: (
+        os.symlink(w + "/new", c.at("g")),
+        refused(lambda: write(c.at("g"), os.O_CREAT | os.O_WRONLY), "EROFS"),
+    )[1],
+    "tmpfile": lambda c, w: refused(
+        lambda: os.open(w, os.O_TMPFILE | os.O_WRONLY), "EOPNOTSUPP", "ENOTSUP", "EROFS"
+    ),
     "mkdir": lambda c, w: refused(lambda: os.mkdir(w + "/new"), "EROFS"),
     "mkfifo": lambda c, w: refused(lambda: os.mkfifo(w + "/new"), "EROFS"),
     "symlink": lambda c, w: refused(lambda: os.symlink("/", w + "/new"), "EROFS"),
-    "bind": lambda c, w: _fchdir(os.open(w, os.O_PATH), lambda: refused(lambda: bind("new"), "EROFS")),
+    "bind": lambda c, w: _fchdir(
+        os.open(w, os.O_PATH), lambda: refused(lambda: bind("new"), "EROFS")
+    ),
     "unlink": lambda c, w: refused(lambda: os.unlink(w + "/f"), "EROFS"),
     "rmdir": lambda c, w: refused(lambda: os.rmdir(w + "/e"), "EROFS"),
     "rmdir-of-the-checkpoint": lambda c, w: refused(lambda: os.rmdir(os.path.dirname(w)), "EPERM"),
@@ -761,34 +919,62 @@ PAST = {
     "rename-out": lambda c, w: refused(lambda: os.rename(w + "/f", c.at("taken")), "EROFS"),
     "rename-within": lambda c, w: refused(lambda: os.rename(w + "/f", w + "/g"), "EROFS"),
     "rename-exchange": lambda c, w: refused(lambda: exchange(c.at("f"), w + "/f"), "EROFS"),
-    "rename-of-the-checkpoint": lambda c, w: refused(lambda: os.rename(os.path.dirname(w), os.path.dirname(w) + "-moved"), "EROFS"),
-    "rename-over-the-directory": lambda c, w: refused(lambda: os.rename(c.at("e"), c.tree + "/.jailfs"), "EROFS"),
-    "rename-of-the-directory": lambda c, w: refused(lambda: os.rename(c.tree + "/.jailfs", c.tree + "/mine"), "EROFS"),
+    "rename-of-the-checkpoint": lambda c, w: refused(
+        lambda: os.rename(os.path.dirname(w), os.path.dirname(w) + "-moved"), "EROFS"
+    ),
+    "rename-over-the-directory": lambda c, w: refused(
+        lambda: os.rename(c.at("e"), c.tree + "/.jailfs"), "EROFS"
+    ),
+    "rename-of-the-directory": lambda c, w: refused(
+        lambda: os.rename(c.tree + "/.jailfs", c.tree + "/mine"), "EROFS"
+    ),
     "link-in": lambda c, w: refused(lambda: os.link(c.at("f"), w + "/new"), "EROFS"),
     "link-out": lambda c, w: refused(lambda: os.link(w + "/f", c.at("taken")), "EROFS"),
-    "link-out-by-descriptor": lambda c, w: refused(lambda: check(libc.linkat(AT_FDCWD, f"/proc/self/fd/{os.open(w + '/f', os.O_RDONLY)}".encode(), AT_FDCWD, c.at("taken").encode(), 0x400)), "EROFS"),
+    "link-out-by-descriptor": lambda c, w: refused(
+        lambda: check(
+            libc.linkat(
+                AT_FDCWD,
+                f"/proc/self/fd/{os.open(w + '/f', os.O_RDONLY)}".encode(),
+                AT_FDCWD,
+                c.at("taken").encode(),
+                0x400,
+            )
+        ),
+        "EROFS",
+    ),
     "chmod": lambda c, w: refused(lambda: os.chmod(w + "/f", 0o777), "EROFS"),
-    "chmod-of-the-checkpoints": lambda c, w: refused(lambda: os.chmod(c.tree + "/.jailfs/checkpoints", 0o777), "EROFS"),
+    "chmod-of-the-checkpoints": lambda c, w: refused(
+        lambda: os.chmod(c.tree + "/.jailfs/checkpoints", 0o777), "EROFS"
+    ),
     "chown": lambda c, w: refused(lambda: os.chown(w + "/f", os.getuid(), os.getgid()), "EROFS"),
     "utime": lambda c, w: refused(lambda: os.utime(w + "/f", (1, 1)), "EROFS"),
     "setxattr": lambda c, w: refused(lambda: os.setxattr(w + "/f", "user.new", b"1"), "EROFS"),
-    "removexattr": lambda c, w: refused(lambda: os.removexattr(w + "/f", "user.none"), "EROFS", "ENODATA"),
-    "origin-is-set": lambda c, w: refused(lambda: os.setxattr(c.at("f"), "user.jailfs.origin", b"base"), "EPERM"),
-    "text-is-written": lambda c, w: refused(lambda: write(c.tree + "/.jailfs/status"), "EROFS", "EACCES"),
+    "removexattr": lambda c, w: refused(
+        lambda: os.removexattr(w + "/f", "user.none"), "EROFS", "ENODATA"
+    ),
+    "origin-is-set": lambda c, w: refused(
+        lambda: os.setxattr(c.at("f"), "user.jailfs.origin", b"base"), "EPERM"
+    ),
+    "text-is-written": lambda c, w: refused(
+        lambda: write(c.tree + "/.jailfs/status"), "EROFS", "EACCES"
+    ),
 }
-for name, act in PAST.items():
+for name, act in CHECKPOINT.items():
+
     def whole(c, act=act):
-        where = past(c)
+        where = checkpoint(c)
         said = act(c, where)
         assert read(where + "/f") == b"as it was"
         return said
-    add_past(name, past_setup, whole)
+
+    add_checkpoint(name, checkpoint_setup, whole)
 
 
 # The same on an entry of the edit history.
 
+
 def history(c):
-    """The directory in which the versions of the row's file are: one, as it was."""
+    """The directory with the edits of the row's file: one edit, the old content."""
     write(c.at("f"), os.O_WRONLY | os.O_TRUNC, b"as it is")
     return f"{c.tree}/.jailfs/history/{c.name}/f"
 
@@ -797,26 +983,35 @@ HISTORY = {
     "write": lambda c, w: refused(lambda: write(w + "/1"), "EROFS"),
     "mapped-write": lambda c, w: mapped_write(w + "/1"),
     "truncate": lambda c, w: refused(lambda: os.truncate(w + "/1", 1), "EROFS"),
-    "create": lambda c, w: refused(lambda: write(w + "/2", os.O_CREAT | os.O_WRONLY), "EROFS", "EACCES"),
+    "create": lambda c, w: refused(
+        lambda: write(w + "/2", os.O_CREAT | os.O_WRONLY), "EROFS", "EACCES"
+    ),
     "unlink": lambda c, w: refused(lambda: os.unlink(w + "/1"), "EROFS", "EACCES"),
-    "rename-out": lambda c, w: refused(lambda: os.rename(w + "/1", c.at("taken")), "EROFS", "EACCES"),
+    "rename-out": lambda c, w: refused(
+        lambda: os.rename(w + "/1", c.at("taken")), "EROFS", "EACCES"
+    ),
     "rename-in": lambda c, w: refused(lambda: os.rename(c.at("f"), w + "/1"), "EROFS", "EACCES"),
     "link-out": lambda c, w: refused(lambda: os.link(w + "/1", c.at("taken")), "EROFS"),
     "chmod": lambda c, w: refused(lambda: os.chmod(w + "/1", 0o777), "EROFS"),
-    "write-by-a-link-of-the-live-tree": lambda c, w: (os.symlink(w + "/1", c.at("to-past")), refused(lambda: write(c.at("to-past")), "EROFS"))[1],
+    "write-by-a-link-of-the-live-tree": lambda c, w: (
+        os.symlink(w + "/1", c.at("to-checkpoint")),
+        refused(lambda: write(c.at("to-checkpoint")), "EROFS"),
+    )[1],
     "dots": lambda c, w: _fchdir(os.open(w, os.O_PATH), lambda: history_dots(c)),
-    "a-link-has-no-versions": lambda c, w: history_links(c, w),
+    "a-link-has-no-edits": lambda c, w: history_links(c, w),
 }
 
 
 def history_dots(c):
     # One level above the tree is the directory above the mount, as from the tree's root.
-    assert os.path.samefile("../../../..", c.tree) and os.path.samefile("../../..", c.tree + "/.jailfs")
+    assert os.path.samefile("../../../..", c.tree) and os.path.samefile(
+        "../../..", c.tree + "/.jailfs"
+    )
     return "refused"
 
 
 def history_links(c, where):
-    """A link that takes the place of a file with versions, or of a directory above it, leads nowhere in the history."""
+    """A link that replaces a file with edits, or a directory above it, leads nowhere."""
     os.unlink(c.at("f"))
     os.symlink(c.out + "/secret", c.at("f"))
     os.unlink(c.at("f"))
@@ -833,41 +1028,63 @@ def history_links(c, where):
 
 
 for name, act in HISTORY.items():
+
     def whole(c, act=act):
         where = history(c)
         said = act(c, where)
         assert read(where + "/1") == b"as it was"
         return said
-    add_past("version-" + name, past_setup, whole)
+
+    add_checkpoint("edit-" + name, checkpoint_setup, whole)
 
 
-def past_dots(c):
-    where = past(c)
-    same = lambda: os.path.samefile("../../../..", c.tree) and os.path.samefile("../../..", c.tree + "/.jailfs")
+def checkpoint_dots(c):
+    where = checkpoint(c)
+    same = lambda: os.path.samefile("../../../..", c.tree) and os.path.samefile(
+        "../../..", c.tree + "/.jailfs"
+    )
     assert _fchdir(os.open(where, os.O_PATH), same)
     return "refused"
 
 
-def past_odd_names(c):
+def checkpoint_odd_names(c):
     top = os.fsencode(c.tree) + b"/.jailfs/checkpoints/"
     row = os.fsencode(c.name)
-    good = [row + end for end in (b" ", b"-$(id)", b"\n\x1b[2J", b"\\", b";rm -rf .", "\u202e\u0000".encode()[:3])]
+    good = [
+        row + end
+        for end in (b" ", b"-$(id)", b"\n\x1b[2J", b"\\", b";rm -rf .", "\u202e\u0000".encode()[:3])
+    ]
     for name in good:
         os.mkdir(top + name)
         assert name in os.listdir(top) and os.path.isdir(top + name)
-    for name, wanted in ((b"\xff", errno.EINVAL), (b"base", errno.EINVAL), (b"@-1", errno.EINVAL), (b"0", errno.EINVAL),
-                         (b"99999999999999999999", errno.EINVAL), (b"x" * 256, errno.ENAMETOOLONG), (b"..", errno.EEXIST), (b".", errno.EEXIST)):
+    for name, wanted in (
+        (b"\xff", errno.EINVAL),
+        (b"base", errno.EINVAL),
+        (b"@-1", errno.EINVAL),
+        (b"0", errno.EINVAL),
+        (b"99999999999999999999", errno.EINVAL),
+        (b"x" * 256, errno.ENAMETOOLONG),
+        (b"..", errno.EEXIST),
+        (b".", errno.EEXIST),
+    ):
         assert _errno(lambda: os.mkdir(top + name)) == wanted, name
     assert _errno(lambda: os.mkdir(top + b"new/below")) in (errno.ENOENT, errno.EROFS)
     return "refused"
 
 
-def past_live_tree(c):
+def checkpoint_live_tree(c):
     """A link of a checkpoint that names the live tree means its own."""
     write(c.at("f"), os.O_CREAT | os.O_WRONLY, b"then")
-    for number, text in enumerate((f"{c.tree}/{c.name}/f", f"{c.base}/{c.name}/f", "../../../../" + c.name + "/f", f"{c.tree}/.jailfs/../{c.name}/f")):
+    for number, text in enumerate(
+        (
+            f"{c.tree}/{c.name}/f",
+            f"{c.base}/{c.name}/f",
+            "../../../../" + c.name + "/f",
+            f"{c.tree}/.jailfs/../{c.name}/f",
+        )
+    ):
         os.symlink(text, c.at(f"l{number}"))
-    where = past(c)
+    where = checkpoint(c)
     os.unlink(c.at("f"))
     write(c.at("f"), os.O_CREAT | os.O_WRONLY, b"now")
     for number in range(4):
@@ -876,9 +1093,9 @@ def past_live_tree(c):
     return "refused"
 
 
-add_past("dots", past_setup, past_dots)
-add_past("odd-names", lambda c: None, past_odd_names)
-add_past("link-into-the-live-tree", lambda c: None, past_live_tree)
+add_checkpoint("dots", checkpoint_setup, checkpoint_dots)
+add_checkpoint("odd-names", lambda c: None, checkpoint_odd_names)
+add_checkpoint("link-into-the-live-tree", lambda c: None, checkpoint_live_tree)
 
 
 def prepare(base, tree, out, whose):

@@ -47,8 +47,8 @@ fn readlink_returns_the_stored_text_and_following_is_refused() {
     }
     assert_eq!(fs::read_to_string(place.at("mnt/odd")).unwrap(), "inside");
     // Programs need this: tar and cp copy the links, and git finds them unchanged.
-    let script =
-        "cp -a mnt copy && tar -C mnt -cf copy.tar . && [ \"$(readlink copy/leak)\" = ../out/secret ]
+    let script = "cp -a mnt copy && tar -C mnt -cf copy.tar . && [ \"$(readlink copy/leak)\" = \
+         ../out/secret ]
         [ \"$(tar -tvf copy.tar | grep -c -e '-> ../out')\" = 2 ]
         cd mnt && git init -q . && git add -A && git -c user.name=a -c user.email=b commit -qm x
         [ -z \"$(git status --porcelain)\" ] && [ \"$(git show HEAD:leak)\" = ../out/secret ]";
@@ -61,8 +61,8 @@ fn readlink_returns_the_stored_text_and_following_is_refused() {
 fn every_policy_has_its_documented_effect_on_git() {
     let place = place();
     let base = place.at("base");
-    let script =
-        "ln -s .//d/f slashes; ln -s \"$PWD/d/f\" into; ln -s d/f plain; find . | xargs touch -h -d yesterday
+    let script = "ln -s .//d/f slashes; ln -s \"$PWD/d/f\" into; ln -s d/f plain; \
+         find . | xargs touch -h -d yesterday
         git init -q .; git add -A
         git -c user.name=a -c user.email=b commit -qm x";
     shell(&place, "base", script);
@@ -88,7 +88,8 @@ fn every_policy_has_its_documented_effect_on_git() {
         assert_eq!(read, told.map(str::to_owned), "{policy}");
         // git does not read a link again that is clean in its index.
         assert_eq!(shell(&place, "mnt", "git status --porcelain"), "", "{policy}");
-        let status = "touch -h leak odd slashes into plain outdir d/abs; git status --porcelain | sed 's/ M //' | xargs echo";
+        let status = "touch -h leak odd slashes into plain outdir d/abs; \
+            git status --porcelain | sed 's/ M //' | xargs echo";
         assert_eq!(shell(&place, "mnt", status).trim(), modified, "{policy}");
         let works = policy == "show" || policy == "literal";
         for command in

@@ -418,7 +418,8 @@ fn no_race_leads_out_of_the_mount() {
     }
     let all = time.as_secs_f64();
     eprintln!(
-        "all races: {:.0} s, {changes} changes ({:.0}/s), {tries} tries ({:.0}/s), {inside} ended inside, none outside",
+        "all races: {:.0} s, {changes} changes ({:.0}/s), {tries} tries ({:.0}/s), {inside} ended \
+         inside, none outside",
         all,
         changes as f64 / all,
         tries as f64 / all

@@ -58,7 +58,7 @@ enum Kind {
     /// A mount does not stop it, but the walls around the process do.
     Process,
     /// Attacks a checkpoint in the mount, which only our mounts have.
-    Past,
+    Checkpoint,
 }
 
 #[derive(Clone, Debug)]
@@ -79,7 +79,7 @@ impl Configuration {
         match self {
             MountRoot | MountUser | MountDeny | Masked(_) => row.kind != Kind::Process,
             RunRoot | RunUser => true,
-            Plain { .. } | Overlay if row.kind == Kind::Past => false,
+            Plain { .. } | Overlay if row.kind == Kind::Checkpoint => false,
             Plain { root } => root || !row.root_only,
             Overlay => !row.one_disk && row.kind != Kind::Process,
         }
@@ -107,7 +107,8 @@ impl Configuration {
     fn script(self, attack: &str) -> String {
         let mount = "$JAILFS mount base mnt";
         let end = format!(
-            "$JAILFS -C mnt status --json > status; $JAILFS umount mnt 2> end || grep -q '{STILL_SEEN}' end"
+            "$JAILFS -C mnt status --json > status; $JAILFS umount mnt 2> end || \
+             grep -q '{STILL_SEEN}' end"
         );
         match self {
             MountRoot | MountUser => format!("{mount}; {attack}; {end}"),
@@ -364,7 +365,7 @@ fn rows() -> Vec<Row> {
                 "ESCAPE" => Kind::Escape,
                 "WORKS" => Kind::Works,
                 "PROCESS" => Kind::Process,
-                "PAST" => Kind::Past,
+                "CHECKPOINT" => Kind::Checkpoint,
                 other => panic!("no such kind: {other}"),
             };
             Row { kind, name, root_only, one_disk }
@@ -394,7 +395,7 @@ fn run(configuration: Configuration) -> Ground {
         {
             wrong.push(format!("{}: {how} {said}, and not {:?}", row.name, works[&row.name]));
         }
-        if row.kind == Kind::Past && (how.as_str(), said.as_str()) != ("done", "'refused'") {
+        if row.kind == Kind::Checkpoint && (how.as_str(), said.as_str()) != ("done", "'refused'") {
             wrong.push(format!("{}: {how} {said}", row.name));
         }
         if how == "odd" {
@@ -430,14 +431,14 @@ fn the_table_is_large_and_its_rows_are_different() {
     let rows = rows();
     let of = |kind| rows.iter().filter(|row| row.kind == kind).count();
     eprintln!(
-        "{} escapes, {} that work, {} of the process, {} on the past",
+        "{} escapes, {} that work, {} of the process, {} on checkpoints",
         of(Kind::Escape),
         of(Kind::Works),
         of(Kind::Process),
-        of(Kind::Past)
+        of(Kind::Checkpoint)
     );
     assert!(of(Kind::Escape) >= 120 && of(Kind::Works) >= 40 && of(Kind::Process) >= 12);
-    assert!(of(Kind::Past) >= 60);
+    assert!(of(Kind::Checkpoint) >= 60);
     assert!(expected().values().all(|(how, said)| how == "done" && !said.contains("Traceback")));
 }
 

@@ -152,7 +152,8 @@ fn patchable() -> Place {
 fn content(place: &Place, dir: &str) -> String {
     let listed = place.sh(
         dir,
-        "find . -name .git -prune -o -type f -printf '%p %m ' -exec sh -c 'cksum < \"$1\"' _ {} \\; -o -type l -printf '%p -> %l\\n' | sort",
+        "find . -name .git -prune -o -type f -printf '%p %m ' -exec sh -c 'cksum < \"$1\"' _ \
+         {} \\; -o -type l -printf '%p -> %l\\n' | sort",
     );
     assert_eq!(listed.code, 0, "{listed:?}");
     listed.out

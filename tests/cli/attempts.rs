@@ -12,7 +12,8 @@ fn a_failed_attempt_is_rolled_back_and_the_next_starts_from_the_same_state() {
     let script = r#"
         ls; cat a; echo $JAILFS_ATTEMPT >> ../out/attempts; [ ! -e /tmp/left ] || exit 9
         rm -rf sub del; echo $JAILFS_ATTEMPT > n; echo > /tmp/left; $JAILFS checkpoint >/dev/null
-        (setsid sh -c 'trap "" TERM HUP; while :; do echo > ../out/alive; echo > late; sleep 0.01; done' &)
+        (setsid sh -c 'trap "" TERM HUP; while :; do echo > ../out/alive; echo > late; sleep 0.01
+        done' &)
         while [ ! -e ../out/alive ]; do sleep 0.01; done
         [ $JAILFS_ATTEMPT = 3 ]
     "#;
@@ -77,18 +78,22 @@ fn an_attempt_finds_nothing_of_the_one_before_in_the_snapshot_directory_either()
     let place = Place::new();
     let before = place.run(
         "--keep",
-        "echo 1 >> a; $JAILFS checkpoint mine >/dev/null; echo 2 >> a; mkdir d; echo 1 > d/x; echo 2 > d/y; mv d/y d/x",
+        "echo 1 >> a; $JAILFS checkpoint mine >/dev/null; echo 2 >> a; mkdir d; echo 1 > d/x; \
+         echo 2 > d/y; mv d/y d/x",
     );
     assert_eq!(before.code, 0, "{}", before.err);
     let script = r#"
         mkdir .jailfs/checkpoints/c || exit 20
-        echo secret$JAILFS_ATTEMPT > new; $JAILFS checkpoint named$JAILFS_ATTEMPT >/dev/null || exit 21
+        echo secret$JAILFS_ATTEMPT > new; $JAILFS checkpoint named$JAILFS_ATTEMPT >/dev/null ||
+        exit 21
         $JAILFS hold c >/dev/null || exit 22
-        ls .jailfs/checkpoints; $JAILFS log | wc -l; $JAILFS op log | wc -l; $JAILFS history a | wc -l
+        ls .jailfs/checkpoints; $JAILFS log | wc -l; $JAILFS op log | wc -l
+        $JAILFS history a | wc -l
         $JAILFS history d/x | wc -l; find .jailfs/history | sort
         grep -rhs secret .jailfs/history .jailfs/checkpoints/*/ .jailfs/checkpoints/[0-9]*/ | sort
         for n in $(seq 60); do $JAILFS show $n:new 2>/dev/null; done
-        echo $JAILFS_ATTEMPT >> a; rm new; mv d e; echo 3 > e/x; $JAILFS checkpoint >/dev/null; $JAILFS restore c >/dev/null
+        echo $JAILFS_ATTEMPT >> a; rm new; mv d e; echo 3 > e/x; $JAILFS checkpoint >/dev/null
+        $JAILFS restore c >/dev/null
         rm -rf d; echo over >> a
         exit $JAILFS_ATTEMPT
     "#;

@@ -58,7 +58,8 @@ pub fn at_srv(place: &Place, who: Who, script: &str) -> Said {
         Who::Root => "",
         Who::Nobody => "setpriv --reuid 65534 --regid 65534 --clear-groups",
     };
-    let prepare = "mknod fuse c 10 229 && chmod 666 fuse && mount --bind fuse /dev/fuse && rm fuse && mount --bind . /srv";
+    let prepare = "mknod fuse c 10 229 && chmod 666 fuse && mount --bind fuse /dev/fuse && \
+        rm fuse && mount --bind . /srv";
     let mut command = place.command("", "unshare");
     command
         .env("JAILFS", "/srv/jailfs")
@@ -99,7 +100,8 @@ fn the_host_is_read_only_and_the_sandbox_and_private_directories_are_writable() 
         r#"
         echo x > a; mkdir d; echo y > d/y; mv d/y z; ln -s a l; ln a h
         for dir in /tmp /var/tmp /dev/shm; do echo x > $dir/x; done
-        for dir in / /etc /usr /usr/bin /var /var/lib /home /root /run /dev /sys /proc /srv /srv/home /opt; do
+        for dir in / /etc /usr /usr/bin /var /var/lib /home /root /run /dev /sys /proc /srv /opt \
+            /srv/home; do
             no sh -c "echo x > $dir/jailfs-test-x" 2>/dev/null
         done
         no sh -c 'echo x >> /srv/host-file' 2>/dev/null; no rm /srv/host-file 2>/dev/null
@@ -114,7 +116,8 @@ fn secrets_and_stores_are_hidden() {
     inside(
         "",
         r#"
-        [ -z "$(ls -A $HOME/.ssh)" ]; [ -z "$(cat $HOME/.netrc)" ]; [ -z "$(ls -A $HOME/.config/gcloud)" ]
+        [ -z "$(ls -A $HOME/.ssh)" ]; [ -z "$(cat $HOME/.netrc)" ]
+        [ -z "$(ls -A $HOME/.config/gcloud)" ]
         [ "$(cat $HOME/.config/plain)" = plain ]
         [ "$(ls $HOME/.local/state/jailfs)" = "${JAILFS_SANDBOX##*/}" ]
         [ "$(ls -A $JAILFS_SANDBOX)" = control ]
@@ -128,9 +131,11 @@ fn secrets_and_stores_are_hidden() {
 #[test]
 fn the_caller_chooses_what_is_shown_hidden_and_bound() {
     inside(
-        "--show /srv/home/.config/gcloud --show /srv/home/.ssh/id --hide /srv/home/src --hide /srv/host-file --bind-rw /srv/out",
+        "--show /srv/home/.config/gcloud --show /srv/home/.ssh/id --hide /srv/home/src --hide \
+         /srv/host-file --bind-rw /srv/out",
         r#"
-        [ "$(cat $HOME/.config/gcloud/token)" = SECRET ]; no sh -c "echo > $HOME/.config/gcloud/token" 2>/dev/null
+        [ "$(cat $HOME/.config/gcloud/token)" = SECRET ]
+        no sh -c "echo > $HOME/.config/gcloud/token" 2>/dev/null
         [ "$(ls $HOME/.ssh)" = id ]; [ "$(cat $HOME/.ssh/id)" = SECRET ]
         [ -z "$(cat $HOME/.netrc)$(ls -A $HOME/src)$(cat /srv/host-file)" ]
         echo x > /srv/out/x; mv /srv/out/x /srv/out/y
@@ -179,15 +184,19 @@ fn a_base_anywhere_works_and_shows_only_itself() {
             who,
             r#"
             cd /srv/home/.config/gcloud/project
-            $JAILFS run --discard -- sh -euc '[ $(cat file) = mine ]; [ "$(ls -A ..)" = project ]; echo > new; [ "$PWD" = "$JAILFS_ROOT" ]'
+            $JAILFS run --discard -- sh -euc '[ $(cat file) = mine ]; [ "$(ls -A ..)" = project ]
+            echo > new; [ "$PWD" = "$JAILFS_ROOT" ]'
             cd /srv/home/link
-            $JAILFS run --discard -- sh -euc '[ $(cat file) = mine ]; [ "$(ls -A ..)" = project ]; echo > new'
+            $JAILFS run --discard -- sh -euc '[ $(cat file) = mine ]; [ "$(ls -A ..)" = project ]
+            echo > new'
             cd /srv/home; export XDG_STATE_HOME=/srv/out
-            $JAILFS run --discard -- sh -euc '[ -z "$(ls -A .ssh)$(cat .netrc)" ]; echo x >> src/file; ! grep -rs SECRET .; ! ls -A /srv/out/jailfs | grep -v home-'
+            $JAILFS run --discard -- sh -euc '[ -z "$(ls -A .ssh)$(cat .netrc)" ]
+            echo x >> src/file; ! grep -rs SECRET .; ! ls -A /srv/out/jailfs | grep -v home-'
             grep -q SECRET .ssh/id; [ "$(cat src/file)" = source ]
             for dir in /dev/shm /var/tmp /tmp; do
                 dir=$(mktemp -d $dir/jailfs-test-XXXXXX); cd $dir; echo x > f
-                $JAILFS run --discard -- sh -euc '[ $(cat f) = x ]; echo > new; [ "$(ls -A ..)" = "${PWD##*/}" ]'
+                $JAILFS run --discard -- sh -euc '[ $(cat f) = x ]; echo > new
+                [ "$(ls -A ..)" = "${PWD##*/}" ]'
                 [ "$(ls)" = f ]; rm -r $dir
             done
             "#,
@@ -203,11 +212,14 @@ fn a_command_can_neither_mount_nor_uncover_nor_gain_anything() {
         "",
         r#"
         no mount -t tmpfs t /mnt 2>/dev/null
-        for copied_up in /tmp /run /dev $HOME/.ssh /proc "$PWD"; do no umount -l $copied_up 2>/dev/null; done
+        for copied_up in /tmp /run /dev $HOME/.ssh /proc "$PWD"
+        do no umount -l $copied_up 2>/dev/null; done
         no mount -o remount,rw / 2>/dev/null; no mount -o remount,bind,rw / 2>/dev/null
-        no unshare -Urm sh -c 'umount -l /tmp || umount -l $HOME/.ssh || mount -o remount,bind,rw / || mount -t tmpfs t /mnt || mount --bind / /mnt' 2>/dev/null
+        no unshare -Urm sh -c 'umount -l /tmp || umount -l $HOME/.ssh ||
+        mount -o remount,bind,rw / || mount -t tmpfs t /mnt || mount --bind / /mnt' 2>/dev/null
         no unshare -m true 2>/dev/null
-        grep -q '^NoNewPrivs:.*1' /proc/self/status; grep -q '^CapAmb:.*0000000000000000' /proc/self/status
+        grep -q '^NoNewPrivs:.*1' /proc/self/status
+        grep -q '^CapAmb:.*0000000000000000' /proc/self/status
         caps=$((0x$(sed -n 's/^CapBnd:.//p' /proc/self/status)))
         # Neither mounting, nor modules, nor raw devices, nor tracing others, nor another's network.
         for cap in 2 12 13 16 17 19 21 22 25; do [ $((caps >> cap & 1)) = 0 ]; done
@@ -216,7 +228,8 @@ fn a_command_can_neither_mount_nor_uncover_nor_gain_anything() {
             [ ! -e /proc/sys/$file ] || no sh -c "cat /proc/sys/$file > /proc/sys/$file" 2>/dev/null
         done
         no sh -c 'echo b > /proc/sysrq-trigger' 2>/dev/null
-        no dd if=/proc/kcore of=/dev/null bs=1 count=1 2>/dev/null || [ -z "$(head -c 1 /proc/kcore)" ]
+        no dd if=/proc/kcore of=/dev/null bs=1 count=1 2>/dev/null ||
+        [ -z "$(head -c 1 /proc/kcore)" ]
         no ls /dev/fuse /dev/mem 2>/dev/null
         "#,
     );
@@ -230,7 +243,8 @@ fn processes_outside_are_neither_visible_nor_reachable() {
         # The first process, this shell, and what it runs just now.
         [ "$(ls /proc | grep -c '^[0-9]*$')" -le 5 ]
         [ "$$" -lt 10 ]; kill -9 1; kill -STOP 1; [ -d /proc/1 ]
-        no ls /proc/1/root/ 2>/dev/null; no readlink /proc/1/fd/0 2>/dev/null; no readlink /proc/1/exe 2>/dev/null
+        no ls /proc/1/root/ 2>/dev/null; no readlink /proc/1/fd/0 2>/dev/null
+        no readlink /proc/1/exe 2>/dev/null
         no sh -c 'echo x > /proc/1/exe' 2>/dev/null; no sh -c ': < /proc/1/fd/0' 2>/dev/null
         no sh -c 'cat /proc/1/environ' 2>/dev/null
         "#,
@@ -251,7 +265,9 @@ fn sockets_of_the_host_are_unreachable() {
     let _abstract = UnixListener::bind_addr(&address).unwrap();
     fs::set_permissions(place.at("socket"), PermissionsExt::from_mode(0o777)).unwrap();
     let connect = format!(
-        "import socket\nfor address in ['{}', '\\0{name}']:\n    try:\n        socket.socket(socket.AF_UNIX).connect(address)\n        print('connected')\n    except OSError as error:\n        print('refused')\n",
+        "import socket\nfor address in ['{}', '\\0{name}']:\n    try:\n        \
+         socket.socket(socket.AF_UNIX).connect(address)\n        print('connected')\n    except \
+         OSError as error:\n        print('refused')\n",
         place.at("socket").display()
     );
     place.write("base/connect.py", &connect);
@@ -259,11 +275,14 @@ fn sockets_of_the_host_are_unreachable() {
     assert_eq!(place.run("", "python3 connect.py").out, "refused\nrefused\n");
     // Also one in a part of the host that is shown.
     place.write("base/connect.py", connect.replace(place.root().to_str().unwrap(), "/srv/out"));
-    let listen = "import socket, time\nlistener = socket.socket(socket.AF_UNIX)\nlistener.bind('/srv/out/socket')\n\
-                  listener.listen()\nopen('/srv/out/ready', 'w')\ntime.sleep(20)";
+    let listen = "import socket, time\nlistener = socket.socket(socket.AF_UNIX)\n\
+        listener.bind('/srv/out/socket')\n\
+        listener.listen()\nopen('/srv/out/ready', 'w')\ntime.sleep(20)";
     place.write("listen.py", listen);
-    let script = "python3 ../listen.py & while [ ! -e ../out/ready ]; do sleep 0.01; done; python3 connect.py
-                  $JAILFS run --keep -- python3 connect.py; $JAILFS run --show /srv/out/socket -- python3 connect.py; kill $!";
+    let script = "python3 ../listen.py & while [ ! -e ../out/ready ]; do sleep 0.01; done; \
+        python3 connect.py
+                  $JAILFS run --keep -- python3 connect.py
+                  $JAILFS run --show /srv/out/socket -- python3 connect.py; kill $!";
     let said = at_srv(&place, Who::Root, script);
     let connects =
         "connected\nconnected\n".to_owned() + "refused\nrefused\n" + "connected\nrefused\n";
@@ -299,7 +318,11 @@ fn symlinks_in_the_view_keep_their_meaning() {
         symlink(target, place.at("base").join(link)).unwrap();
     }
     let host = fs::read_to_string("/etc/hostname").unwrap();
-    let said = place.run("--keep", "readlink abs up own; cat abs up own; git init -q . && git add -A && git status --short | grep -c 'A '");
+    let said = place.run(
+        "--keep",
+        "readlink abs up own; cat abs up own; git init -q . && git add -A && \
+         git status --short | grep -c 'A '",
+    );
     let texts = "/etc/hostname\n../../../../../../etc/hostname\nsub/../a\n";
     assert_eq!((said.code, said.out), (0, format!("{texts}{host}{host}one\n6\n")), "{}", said.err);
     // Outside, in a mount that other processes see, they do not lead out.
@@ -335,7 +358,8 @@ fn environment_variables_tell_the_command_where_it_is() {
         .env("TOKEN", "secret")
         .env("SSH_AUTH_SOCK", "/tmp/agent")
         .env("TMPDIR", place.at("home"));
-    let script = "echo ${TOKEN-} ${SSH_AUTH_SOCK-} ${TMPDIR-} $JAILFS_ATTEMPT; [ $JAILFS_ROOT = $PWD ]; [ -S $JAILFS_SANDBOX/control ]; cat $JAILFS_README";
+    let script = "echo ${TOKEN-} ${SSH_AUTH_SOCK-} ${TMPDIR-} $JAILFS_ATTEMPT; \
+        [ $JAILFS_ROOT = $PWD ]; [ -S $JAILFS_SANDBOX/control ]; cat $JAILFS_README";
     let said = said(command.args(["run", "--", "sh", "-euc", script]));
     assert!(said.code == 0 && said.out.starts_with("secret 1\nYou are in a sandbox"), "{said:?}");
     for part in [place.at("base").to_str().unwrap(), "--bind-rw DIR", "--show PATH", "/etc/shadow"]
@@ -367,8 +391,9 @@ fn root_is_root_over_files_and_owners_keep_their_numbers() {
     fs::set_permissions(place.at("base/sub/b"), PermissionsExt::from_mode(0o600)).unwrap();
     let said = place.run(
         "--apply",
-        "id -u; stat -c %u:%g sub/b; cat sub/b >/dev/null; chown 4321:8765 sub/b; chown 7:8 a; mkdir open; chmod 777 open; \
-         setpriv --reuid 65534 --regid 65534 --clear-groups sh -c 'id -u; echo mine > open/mine; ! cat sub/b 2>/dev/null'; stat -c %u:%g open/mine",
+        "id -u; stat -c %u:%g sub/b; cat sub/b >/dev/null; chown 4321:8765 sub/b; chown 7:8 a; \
+         mkdir open; chmod 777 open; setpriv --reuid 65534 --regid 65534 --clear-groups sh -c 'id \
+         -u; echo mine > open/mine; ! cat sub/b 2>/dev/null'; stat -c %u:%g open/mine",
     );
     assert_eq!(
         (said.code, said.out.as_str()),
@@ -385,7 +410,8 @@ fn one_line_names_the_walls_that_stand() {
     for who in EVERYBODY {
         let said = at_srv(&place(), who, "exec $JAILFS run true");
         assert_eq!(said.code, 0, "{who:?}: {said:?}");
-        let line = "jailfs: confined by a view of its own (user, mount, pid, ipc, uts namespaces), Landlock ";
+        let line = "jailfs: confined by a view of its own (user, mount, pid, ipc, uts namespaces), \
+            Landlock ";
         assert!(said.err.starts_with(line) && !said.err.contains("but"), "{who:?}: {said:?}");
     }
 }
@@ -405,8 +431,10 @@ print(open('/media/marker').read())
 fn in_a_chroot_all_walls_stand_and_nothing_above_the_root_is_reachable() {
     // The root directory of the chroot is a mount, or a plain directory.
     let of_mount = "mount --rbind / /mnt; root=/mnt";
-    let plain = "mount -t tmpfs t /mnt; mkdir /mnt/root; root=/mnt/root; for dir in bin dev etc lib lib64 proc sys usr; do
-                 [ ! -e /$dir ] || { mkdir $root/$dir; mount --rbind /$dir $root/$dir; }; done; mkdir -m 1777 $root/tmp $root/srv $root/var $root/run";
+    let plain = "mount -t tmpfs t /mnt; mkdir /mnt/root; root=/mnt/root; \
+        for dir in bin dev etc lib lib64 proc sys usr; do
+                 [ ! -e /$dir ] || { mkdir $root/$dir; mount --rbind /$dir $root/$dir; }; done
+                 mkdir -m 1777 $root/tmp $root/srv $root/var $root/run";
     for chroot in [of_mount, plain] {
         let place = place();
         place.write("climb.py", CLIMB);
@@ -416,18 +444,24 @@ fn in_a_chroot_all_walls_stand_and_nothing_above_the_root_is_reachable() {
             no() { if "$@"; then echo "it went well: $*" >&2; exit 99; fi; }
             [ "$(id -u)" = 0 ]; chown 7:8 a; [ "$(stat -c %u:%g a)" = 7:8 ]
             no chmod 600 /usr/bin/env 2>/dev/null; no chown 7 /usr/bin/env 2>/dev/null
-            no mount -t tmpfs t /srv 2>/dev/null; no umount -l /tmp 2>/dev/null; no umount -l $HOME/.ssh 2>/dev/null
-            no mount -o remount,bind,rw / 2>/dev/null; no sh -c 'echo x >> /srv/host-file' 2>/dev/null; no grep -rs SECRET $HOME
-            for file in kernel/core_pattern vm/overcommit_memory; do no sh -c "cat /proc/sys/$file > /proc/sys/$file" 2>/dev/null; done
-            no sh -c 'echo b > /proc/sysrq-trigger' 2>/dev/null; no mknod /tmp/disk b 8 0 2>/dev/null; no cat /dev/mem 2>/dev/null
+            no mount -t tmpfs t /srv 2>/dev/null; no umount -l /tmp 2>/dev/null
+            no umount -l $HOME/.ssh 2>/dev/null
+            no mount -o remount,bind,rw / 2>/dev/null
+            no sh -c 'echo x >> /srv/host-file' 2>/dev/null; no grep -rs SECRET $HOME
+            for file in kernel/core_pattern vm/overcommit_memory
+            do no sh -c "cat /proc/sys/$file > /proc/sys/$file" 2>/dev/null; done
+            no sh -c 'echo b > /proc/sysrq-trigger' 2>/dev/null
+            no mknod /tmp/disk b 8 0 2>/dev/null; no cat /dev/mem 2>/dev/null
             no readlink /proc/1/root 2>/dev/null; [ "$(ls /proc | grep -c '^[0-9]*$')" -le 5 ]
             no python3 -c "$CLIMB" /tmp/below 2>/dev/null
             "#,
         );
         let line = format!(
-            "{chroot}; mount --bind . $root/srv; mount -t tmpfs t /media; echo OUTSIDE > /media/marker; export CLIMB=\"$(cat climb.py)\"
+            "{chroot}; mount --bind . $root/srv; mount -t tmpfs t /media; \
+             echo OUTSIDE > /media/marker; export CLIMB=\"$(cat climb.py)\"
              chroot $root python3 -c \"$CLIMB\" /srv/below
-             exec chroot $root sh -euc 'cd /srv/base; exec $JAILFS run --discard -- sh -euc \"$(cat ../inside)\"'"
+             exec chroot $root sh -euc 'cd /srv/base
+             exec $JAILFS run --discard -- sh -euc \"$(cat ../inside)\"'"
         );
         let mut command = place.command("", "unshare");
         command.env("JAILFS", "/srv/jailfs").env("HOME", "/srv/home");
@@ -504,7 +538,8 @@ fn temporary_files_and_core_dumps_have_limits() {
     // By default the three together hold less than the memory of the machine.
     inside(
         "",
-        "[ $(($(df -B1K --output=size /tmp | tail -n1) * 3)) -lt $(sed -n 's/^MemTotal: *\\([0-9]*\\) kB/\\1/p' /proc/meminfo) ]",
+        "[ $(($(df -B1K --output=size /tmp | tail -n1) * 3)) -lt $(sed -n 's/^MemTotal: \
+         *\\([0-9]*\\) kB/\\1/p' /proc/meminfo) ]",
     );
 }
 
@@ -513,14 +548,18 @@ fn developer_tools_work_behind_the_filter() {
     inside(
         "",
         r#"
-        git init -q . && git add -A && git -c user.name=a -c user.email=b commit -qm x && git -c gc.auto=0 status --porcelain
-        python3 -c 'import subprocess, threading, multiprocessing, sqlite3; subprocess.run(["true"], check=True)
+        git init -q . && git add -A && git -c user.name=a -c user.email=b commit -qm x &&
+        git -c gc.auto=0 status --porcelain
+        python3 -c 'import subprocess, threading, multiprocessing, sqlite3
+subprocess.run(["true"], check=True)
 t = threading.Thread(target=lambda: None); t.start(); t.join()
 p = multiprocessing.Process(target=print); p.start(); p.join(); assert p.exitcode == 0
 sqlite3.connect("db").execute("create table t (a)")'
         setarch -R true
-        ! command -v node >/dev/null || node -e 'require("fs").readFileSync("/etc/hostname"); require("child_process").execSync("true")'
-        ! command -v gdb >/dev/null || gdb -batch -ex run --args /bin/true 2>/dev/null | grep -q 'exited normally'
+        ! command -v node >/dev/null || node -e 'require("fs").readFileSync("/etc/hostname")
+        require("child_process").execSync("true")'
+        ! command -v gdb >/dev/null || gdb -batch -ex run --args /bin/true 2>/dev/null |
+        grep -q 'exited normally'
         ! command -v strace >/dev/null || strace -f -o trace sh -c true
         "#,
     );
@@ -547,7 +586,8 @@ pub fn without_namespaces(place: &Place, who: Who, script: &str) -> Said {
     place.write("refuse.py", REFUSE_NAMESPACES);
     place.write("script", script);
     // Root installs the filter, so that fusermount3 keeps its privileges.
-    let prepare = "mknod fuse c 10 229 && chmod 666 fuse && mount --bind fuse /dev/fuse && rm fuse && mount --bind . /srv";
+    let prepare = "mknod fuse c 10 229 && chmod 666 fuse && mount --bind fuse /dev/fuse && \
+        rm fuse && mount --bind . /srv";
     let (user, given) = match who {
         Who::Root => ("", "0:0"),
         Who::Nobody => ("setpriv --reuid 65534 --regid 65534 --clear-groups", "65534:65534"),
@@ -568,10 +608,13 @@ fn without_namespaces_only_landlock_stands_and_a_message_says_so() {
         let (who, place) = (Who::Nobody, place());
         let script = r#"
             no() { if "$@"; then echo "it went well: $*" >&2; exit 99; fi; }
-            [ "$PWD" = "$JAILFS_ROOT" ]; [ "$PWD" != /srv/base ]; [ "${PWD##*/}" = base ]; [ -d "$TMPDIR" ]
+            [ "$PWD" = "$JAILFS_ROOT" ]; [ "$PWD" != /srv/base ]; [ "${PWD##*/}" = base ]
+            [ -d "$TMPDIR" ]
             echo two >> a; mkdir d; mv a d/a; echo x > "$TMPDIR/x"; echo x > /dev/null
-            no sh -c 'echo x >> /srv/base/a' 2>/dev/null; no sh -c 'echo x > /srv/out/x' 2>/dev/null; no sh -c 'echo x > /tmp/x' 2>/dev/null
-            no cat /srv/home/.ssh/id 2>/dev/null; no cat /srv/home/.netrc 2>/dev/null; no ls /srv/home/.local/state/jailfs/other-1 2>/dev/null
+            no sh -c 'echo x >> /srv/base/a' 2>/dev/null
+            no sh -c 'echo x > /srv/out/x' 2>/dev/null; no sh -c 'echo x > /tmp/x' 2>/dev/null
+            no cat /srv/home/.ssh/id 2>/dev/null; no cat /srv/home/.netrc 2>/dev/null
+            no ls /srv/home/.local/state/jailfs/other-1 2>/dev/null
             [ "$(cat /srv/home/src/file)" = source ]; no cat /etc/shadow 2>/dev/null
             no kill -0 $PPID_OUTSIDE 2>/dev/null; no ls /proc/$PPID_OUTSIDE/root/ 2>/dev/null
             (setsid sh -c 'while :; do sleep 1; done' &) ; sleep 0.1; echo done
@@ -628,7 +671,9 @@ fn without_namespaces_a_command_that_stops_its_starter_is_ended_in_time() {
         let (who, place) = (Who::Nobody, place());
         place.write("inside", "(setsid sleep 60 &); kill -STOP $PPID; echo > stopped; sleep 60");
         // The timeout ends the shell first. Another test checks for leftovers in /tmp.
-        let run = r#"export TMPDIR=/srv/out; code=0; $JAILFS run --walls=landlock --timeout 1 --keep -- sh -c "$(cat ../inside)" || code=$?; echo code $code"#;
+        let run = r#"export TMPDIR=/srv/out; code=0
+            $JAILFS run --walls=landlock --timeout 1 --keep -- sh -c "$(cat ../inside)" || code=$?
+            echo code $code"#;
         let said = without_namespaces(&place, who, run);
         assert_eq!(said.out, "code 124\n", "{who:?}: {}", said.err);
         assert!(
@@ -646,7 +691,8 @@ fn a_planted_symlink_redirects_no_option() {
         let place = place();
         let script = "
             mkdir -p ../home/.ssh ../out/work ../out/real
-            $JAILFS run --discard --bind-rw ../out/work -- sh -c 'ln -s /srv/home ../out/work/up; ln -s /srv/home/.ssh ../out/work/key'
+            $JAILFS run --discard --bind-rw ../out/work -- sh -c 'ln -s /srv/home ../out/work/up
+            ln -s /srv/home/.ssh ../out/work/key'
             for option in --bind-rw --bind-ro --show; do
                 for path in ../out/work/up ../out/work/up/.ssh ../out/work/key; do
                     code=0; $JAILFS run --discard $option $path -- true 2> ../out/err || code=$?
@@ -654,7 +700,8 @@ fn a_planted_symlink_redirects_no_option() {
                 done
             done
             # What is named directly works, and so does a path that goes up.
-            $JAILFS run --discard --bind-rw ../out/./work/../real -- touch ../out/real/made; [ -e ../out/real/made ]
+            $JAILFS run --discard --bind-rw ../out/./work/../real -- touch ../out/real/made
+            [ -e ../out/real/made ]
         ";
         let said = at_srv(&place, who, script);
         assert_eq!(said.code, 0, "{who:?}: {}\n{}", said.out, said.err);

@@ -55,7 +55,8 @@ fn a_daemon_raises_its_file_limit_and_a_command_keeps_that_of_its_caller() {
     // The process that starts the second attempt has served the first.
     let said = place.sh(
         "base",
-        "ulimit -Sn 200; ulimit -Hn 3000; $JAILFS run --attempts 2 --discard -- sh -c 'ulimit -Sn; ulimit -Hn; exit 1'",
+        "ulimit -Sn 200; ulimit -Hn 3000; $JAILFS run --attempts 2 --discard -- sh -c 'ulimit -Sn; \
+         ulimit -Hn; exit 1'",
     );
     assert_eq!(said.out, "200\n3000\n".repeat(2), "{}", said.err);
 }
@@ -361,7 +362,8 @@ fn mount_8_finds_the_helper() {
     let script = "
         mount --bind bin /usr/local/bin
         mount -t fuse.jailfs $PWD/base $PWD/mnt -o noexec; cat mnt/a; umount mnt
-        mount --fstab fstab $PWD/mnt; grep $PWD/mnt /proc/self/mountinfo | cut -d' ' -f 6; umount mnt
+        mount --fstab fstab $PWD/mnt; grep $PWD/mnt /proc/self/mountinfo | cut -d' ' -f 6
+        umount mnt
     ";
     let mut command = place.command("", "unshare");
     let told = said(command.args(["-m", "sh", "-euxc", script]));
@@ -457,7 +459,8 @@ fn the_log_of_a_daemon_has_a_limit() {
     assert_eq!(mounted.code, 0, "{mounted:?}");
     let long = place.sh(
         "",
-        "head -c 9000000 /dev/zero >> store/daemon.log; for i in $(seq 700); do : > mnt/x; rm mnt/x; done",
+        "head -c 9000000 /dev/zero >> store/daemon.log; for i in $(seq 700); do : > mnt/x; \
+         rm mnt/x; done",
     );
     assert_eq!(long.code, 0, "{long:?}");
     let len = std::fs::metadata(place.at("store/daemon.log")).unwrap().len();

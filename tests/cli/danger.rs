@@ -50,13 +50,19 @@ fn dangerous_changes_are_refused_until_the_caller_consents() {
             place.write("attack", attack);
             let script = format!(
                 "cd ..; rm -rf base; cp -a fresh base; cd base
-                 code=0; $JAILFS run --apply -- sh -c \"$(cat ../attack)\" 2> ../err || code=$?; [ $code = 125 ]
+                 code=0; $JAILFS run --apply -- sh -c \"$(cat ../attack)\" 2> ../err || code=$?
+                 [ $code = 125 ]
                  grep -q '^refused.{path}.' ../err; [ ! -e {path} ] && [ ! -L {path} ]
                  code=0; $JAILFS apply . 2>/dev/null || code=$?; [ $code = 3 ]; [ ! -e {path} ]
-                 $JAILFS apply --dry-run --json 2>/dev/null | grep -q '\"type\":\"refused\",\"path\":\"{path}\"'
+                 $JAILFS apply --dry-run --json 2>/dev/null |
+                 grep -q '\"type\":\"refused\",\"path\":\"{path}\"'
                  $JAILFS apply {option} > /dev/null; [ -e {path} ]; $JAILFS discard >/dev/null"
             );
-            let made = place.sh("", "mkdir -p fresh/sub; echo one > fresh/a; chmod -R a+rwX fresh; chmod 777 .; echo > err; chmod 666 err");
+            let made = place.sh(
+                "",
+                "mkdir -p fresh/sub; echo one > fresh/a; chmod -R a+rwX fresh; chmod 777 .; \
+                 echo > err; chmod 666 err",
+            );
             assert_eq!(made.code, 0, "{made:?}");
             let owner = if who == Who::Nobody { "65534:65534" } else { "0:0" };
             assert_eq!(place.sh("", &format!("chown -R {owner} fresh")).code, 0);
@@ -101,7 +107,9 @@ fn apply_adds_no_capabilities_or_set_id_bits_and_keeps_those_of_the_base() {
     // Other content makes it another program.
     assert_eq!(place.run("--apply", "echo new > x; chmod 4755 x; mv x su").code, 125);
     place.ok("base", "discard");
-    let set = "cp /bin/true cap; python3 -c 'import os, struct; os.setxattr(\"cap\", \"security.capability\", struct.pack(\"<5I\", 0x02000001, 1 << 21, 0, 0, 0))'";
+    let set = "cp /bin/true cap; python3 -c 'import os, struct; \
+        os.setxattr(\"cap\", \"security.capability\", struct.pack(\"<5I\", 0x02000001, 1 << 21, 0, \
+        0, 0))'";
     let said = place.run("--apply", set);
     assert!(
         said.code == 125 && said.err.contains("refused\tcap\tit would gain file capabilities"),
@@ -155,7 +163,9 @@ fn a_discard_leaves_nothing_of_the_command() {
     place.ok("base", "checkpoint mine");
     place.ok("base", "hold mine");
     let before = (place.ok("base", "log --json"), place.ok("base", "diff base"));
-    let attack = "echo x > planted; $JAILFS checkpoint done; $JAILFS hold done; mkdir .jailfs/checkpoints/more; echo y >> planted; $JAILFS release mine || $JAILFS drop mine || true";
+    let attack = "echo x > planted; $JAILFS checkpoint done; $JAILFS hold done; \
+        mkdir .jailfs/checkpoints/more; echo y >> planted; \
+        $JAILFS release mine || $JAILFS drop mine || true";
     let said = place.run("--discard", attack);
     assert_eq!(said.code, 0, "{said:?}");
     assert!(

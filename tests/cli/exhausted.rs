@@ -48,20 +48,25 @@ fn hard_limits_that_are_too_low_are_reported() {
         for limit in '-v 300000 address space (ulimit -v)' '-d 300000 data (ulimit -d)'; do
             set -- $limit; code=0
             (ulimit $1 $2; exec $JAILFS mount base mnt) 2> home/err || code=$?
-            cat home/err >&2; [ $code = 12 ]; grep -q "bytes of ${limit#* * }" home/err; grep -q '^hint: ' home/err
+            cat home/err >&2; [ $code = 12 ]; grep -q "bytes of ${limit#* * }" home/err
+            grep -q '^hint: ' home/err
         done
         refused=0; served=0
         for most in 1 2 4 6 8 9 10 11 12 14 16 18 20 25 30 100 300; do
             code=0; prlimit --nproc=$most $JAILFS mount base mnt 2> home/err || code=$?
             if [ $code = 0 ]; then
                 served=$((served+1)); echo $most > mnt/kept$most; [ "$(cat mnt/a)" = one ]
-                $JAILFS umount mnt 2> home/err || { grep -q 'Resource temporarily unavailable' home/err; fusermount3 -u mnt; }
+                $JAILFS umount mnt 2> home/err ||
+                { grep -q 'Resource temporarily unavailable' home/err; fusermount3 -u mnt; }
             else
-                refused=$((refused+1)); cat home/err >&2; grep -q 'Resource temporarily unavailable' home/err
+                refused=$((refused+1)); cat home/err >&2
+                grep -q 'Resource temporarily unavailable' home/err
             fi
             if grep -i panicked home/err; then exit 9; fi
-            # Without a process for fusermount3 a mount may stay that answers ENOTCONN. The next mount replaces it.
-            ls mnt > home/list 2> home/err || grep -q 'connect' home/err; [ ! -s home/list ] || grep -q '^a$' home/list
+            # Without a process for fusermount3 a mount may stay that answers ENOTCONN. The next
+            # mount replaces it.
+            ls mnt > home/list 2> home/err || grep -q 'connect' home/err
+            [ ! -s home/list ] || grep -q '^a$' home/list
         done
         [ $refused -ge 2 ]; [ $served -ge 2 ]; [ ! -e base/kept300 ]
         $JAILFS mount base mnt; [ "$(cat mnt/kept300)" = 300 ]; $JAILFS umount mnt
@@ -81,7 +86,8 @@ fn a_daemon_without_threads_goes_on_and_says_so() {
         cd ..; $JAILFS mount base mnt; cd mnt; $JAILFS checkpoint green
         daemon=$($JAILFS status --json | sed 's/.*"pid":\([0-9]*\).*/\1/')
         prlimit --pid $daemon --nproc=1:
-        echo two >> a; sync a; mkdir n; mv a n/a; rm del; [ "$(cat n/a | tr '\n' ' ')" = 'one two ' ]; find . > /dev/null
+        echo two >> a; sync a; mkdir n; mv a n/a; rm del
+        [ "$(cat n/a | tr '\n' ' ')" = 'one two ' ]; find . > /dev/null
         for n in 1 2 3; do
             code=0; $JAILFS log 2> ../home/err || code=$?; cat ../home/err >&2; [ $code = 1 ]
             grep -q 'start a thread of the daemon: Resource temporarily unavailable' ../home/err
@@ -91,7 +97,8 @@ fn a_daemon_without_threads_goes_on_and_says_so() {
         prlimit --pid $daemon --nproc=500:
         $JAILFS checkpoint later; $JAILFS restore green; [ "$(cat a)" = one ]; [ -e del ]
         $JAILFS restore later; [ "$(cat n/a | tr '\n' ' ')" = 'one two three ' ]
-        kill $daemon; cd ..; while grep -q " $PWD/mnt " /proc/self/mountinfo || [ -e /proc/$daemon/exe ]; do sleep 0.1; done
+        kill $daemon; cd ..; while grep -q " $PWD/mnt " /proc/self/mountinfo ||
+        [ -e /proc/$daemon/exe ]; do sleep 0.1; done
         $JAILFS mount base mnt; [ "$(cat mnt/n/a | tr '\n' ' ')" = 'one two three ' ]
         if grep -i panicked home/.local/state/jailfs/*/daemon.log; then exit 9; fi
         $JAILFS umount mnt; $JAILFS check --store $(echo home/.local/state/jailfs/*)

@@ -29,11 +29,14 @@ $JAILFS checkpoint x >/dev/null
 for way in . .jailfs/checkpoints/x .jailfs/checkpoints/1 .jailfs/history; do
     silent grep -rs SECRET $way
     for file in .ssh/id .netrc .config/gcloud/token .config/git/credentials; do
-        silent cat $way/$file; silent cat $way/$file/1; silent dd if=$way/$file bs=3 skip=1; silent python3 -c "print(open('$way/$file').read())"
+        silent cat $way/$file; silent cat $way/$file/1
+        silent dd if=$way/$file bs=3 skip=1
+        silent python3 -c "print(open('$way/$file').read())"
     done
 done
 for state in base @ x 1; do
-    for file in .ssh/id .netrc .config/gcloud/token .config/git/credentials; do silent $JAILFS show $state:$file; done
+    for file in .ssh/id .netrc .config/gcloud/token .config/git/credentials
+    do silent $JAILFS show $state:$file; done
     no $JAILFS show $state:.ssh; no $JAILFS show $state:.ssh/id
     silent $JAILFS diff -p $state
 done
@@ -42,14 +45,17 @@ done
 
 # Wherever it is moved to, and under whatever name.
 mv .config .moved
-silent grep -rs SECRET .moved; silent cat .moved/gcloud/token; silent cat .moved/git/credentials; no ls .moved/gcloud/token
+silent grep -rs SECRET .moved; silent cat .moved/gcloud/token; silent cat .moved/git/credentials
+no ls .moved/gcloud/token
 [ "$(cat .moved/plain)" = plain ]
 cp -r .moved copied 2>/dev/null || true; silent grep -rs SECRET copied
 no sh -c 'ls .moved/gcloud | grep token'; no mkdir .moved/gcloud/new; no rmdir .moved/gcloud
 if mv .moved/git/credentials plain; then
-    silent cat plain; ln plain linked; silent cat linked; no sh -c 'echo x >> plain'; no truncate -s 3 plain
+    silent cat plain; ln plain linked; silent cat linked; no sh -c 'echo x >> plain'
+    no truncate -s 3 plain
     silent $JAILFS diff -p; silent $JAILFS diff -p base
-    rm plain linked; $JAILFS undo plain >/dev/null; silent cat plain; silent cat .jailfs/history/plain/1; silent $JAILFS diff -p plain@1 plain
+    rm plain linked; $JAILFS undo plain >/dev/null; silent cat plain
+    silent cat .jailfs/history/plain/1; silent $JAILFS diff -p plain@1 plain
 fi
 silent $JAILFS diff -p; silent $JAILFS diff -p base; silent $JAILFS apply --dry-run
 [ -z "$($JAILFS diff base | grep token)" ]; [ -z "$($JAILFS apply --dry-run | grep token)" ]
@@ -57,7 +63,8 @@ silent $JAILFS diff -p; silent $JAILFS diff -p base; silent $JAILFS apply --dry-
 # And when it has come back.
 $JAILFS restore x >/dev/null
 silent grep -rs SECRET .; silent cat .config/gcloud/token; silent cat .config/git/credentials
-mv .config .moved; $JAILFS restore x .config >/dev/null; silent grep -rs SECRET .; silent grep -rs SECRET .jailfs
+mv .config .moved; $JAILFS restore x .config >/dev/null; silent grep -rs SECRET .
+silent grep -rs SECRET .jailfs
 $JAILFS restore x >/dev/null; mv .config .moved
 "#;
 
@@ -70,12 +77,16 @@ fn hidden_files_in_the_sandbox_do_not_leak() {
             export XDG_STATE_HOME=/srv/out; cd /srv/home
             $JAILFS run --keep -- sh -euc "$(cat /srv/inside)"
             # The next one, over what the first one has moved.
-            $JAILFS run --keep -- sh -c '! grep -rs SECRET . && ! cat .moved/git/credentials && ! ls .moved/gcloud/token && ! grep -rs SECRET .jailfs/checkpoints/x'
+            $JAILFS run --keep -- sh -c '! grep -rs SECRET . && ! cat .moved/git/credentials &&
+            ! ls .moved/gcloud/token && ! grep -rs SECRET .jailfs/checkpoints/x'
             # To those who are not in it nothing is hidden.
-            $JAILFS diff base | grep -q "R	.config/	.moved/"; $JAILFS show x:.ssh/id | grep -q SECRET
-            $JAILFS run --discard --show .config/gcloud -- sh -euc 'grep -q SECRET .moved/gcloud/token; ! grep -rs SECRET .ssh .netrc'
+            $JAILFS diff base | grep -q "R	.config/	.moved/"
+            $JAILFS show x:.ssh/id | grep -q SECRET
+            $JAILFS run --discard --show .config/gcloud -- sh -euc '
+                grep -q SECRET .moved/gcloud/token; ! grep -rs SECRET .ssh .netrc'
             $JAILFS apply | grep -q renamed || true
-            grep -q SECRET .moved/gcloud/token; grep -q SECRET .moved/git/credentials; grep -q SECRET .ssh/id; grep -q SECRET .netrc
+            grep -q SECRET .moved/gcloud/token; grep -q SECRET .moved/git/credentials
+            grep -q SECRET .ssh/id; grep -q SECRET .netrc
         "#;
         let said = at_srv(&place, who, script);
         assert_eq!(said.code, 0, "{who:?}: {}\n{}", said.out, said.err);
@@ -103,7 +114,9 @@ fn earlier_changes_of_a_hidden_file_are_hidden_with_it() {
         export XDG_STATE_HOME=/srv/out
         $JAILFS mount /srv/home /srv/mnt; echo more >> /srv/mnt/.netrc; echo key > /srv/mnt/.ssh/new
         $JAILFS -C /srv/mnt checkpoint changed; $JAILFS umount /srv/mnt; cd /srv/home
-        $JAILFS run --keep -- sh -c '! grep -rs "SECRET\|more\|key" . .jailfs/checkpoints/changed .jailfs/history && ! $JAILFS diff -p base | grep "SECRET\|more\|key\|new" && $JAILFS status'
+        $JAILFS run --keep -- sh -c '
+            ! grep -rs "SECRET\|more\|key" . .jailfs/checkpoints/changed .jailfs/history &&
+            ! $JAILFS diff -p base | grep "SECRET\|more\|key\|new" && $JAILFS status'
         $JAILFS diff -p base | grep -q "^+.*more"
     "#;
     let said = at_srv(&place, Who::Root, script);
@@ -113,7 +126,8 @@ fn earlier_changes_of_a_hidden_file_are_hidden_with_it() {
 #[test]
 fn a_bind_shows_nothing_that_is_hidden_in_it() {
     let hidden = r#"
-        [ "$(cat $HOME/src/file)" = source ] || [ -z "$(ls -A $HOME/src)" ]; [ "$(cat $HOME/.config/plain)" = plain ]
+        [ "$(cat $HOME/src/file)" = source ] || [ -z "$(ls -A $HOME/src)" ]
+        [ "$(cat $HOME/.config/plain)" = plain ]
         silent cat $HOME/.ssh/id; silent cat $HOME/.netrc; silent grep -rs SECRET $HOME
     "#;
     let bound = format!("{WORDS}{hidden}");
@@ -121,7 +135,8 @@ fn a_bind_shows_nothing_that_is_hidden_in_it() {
     let named =
         format!("{WORDS}grep -q SECRET $HOME/.config/gcloud/token; silent cat $HOME/.ssh/id");
     let shown = format!(
-        "{WORDS}grep -q SECRET $HOME/.ssh/id; no cat $HOME/.local/state/jailfs/other-1/format; silent cat $HOME/.netrc"
+        "{WORDS}grep -q SECRET $HOME/.ssh/id; no cat $HOME/.local/state/jailfs/other-1/format; \
+         silent cat $HOME/.netrc"
     );
     for (options, script) in [
         ("--bind-ro /srv/home", &bound),
@@ -131,7 +146,8 @@ fn a_bind_shows_nothing_that_is_hidden_in_it() {
             &withheld,
         ),
         (
-            "--bind-ro /srv/home/src --hide /srv/home/src --bind-rw /srv/out/own --hide /srv/out/own",
+            "--bind-ro /srv/home/src --hide /srv/home/src --bind-rw /srv/out/own --hide \
+             /srv/out/own",
             &withheld,
         ),
         ("--bind-ro /srv/home --bind-ro /srv/home/.config/gcloud", &named),
@@ -144,7 +160,8 @@ fn a_bind_shows_nothing_that_is_hidden_in_it() {
             place.write("inside", script);
             let walls = if with_namespaces { "all" } else { "landlock" };
             let line = format!(
-                "cd ../repo; exec $JAILFS run --walls={walls} {options} -- sh -euc \"$(cat ../inside)\""
+                "cd ../repo; exec $JAILFS run --walls={walls} {options} -- sh -euc \"$(cat \
+                 ../inside)\""
             );
             let start = if with_namespaces { at_srv } else { without_namespaces };
             let said = start(&place, Who::Nobody, &line);
@@ -176,9 +193,11 @@ fn a_command_can_do_nothing_through_the_daemon_of_another_sandbox() {
         let inside = format!(
             r#"{WORDS}
             for store in /srv/store2 /srv/store3; do
-                for verb in status 'show @:file' 'apply' discard 'checkpoint inside' 'undo file' 'umount /srv/mnt'; do no $JAILFS --store $store $verb; done
+                for verb in status 'show @:file' 'apply' discard 'checkpoint inside' 'undo file' \
+                    'umount /srv/mnt'; do no $JAILFS --store $store $verb; done
             done
-            $JAILFS status >/dev/null; $JAILFS checkpoint >/dev/null; (setsid $JAILFS status >/dev/null)"#
+            $JAILFS status >/dev/null; $JAILFS checkpoint >/dev/null
+            (setsid $JAILFS status >/dev/null)"#
         );
         place.write("inside", inside);
         // One that is mounted, and one of another run.
@@ -186,12 +205,16 @@ fn a_command_can_do_nothing_through_the_daemon_of_another_sandbox() {
             r#"
             $JAILFS --store /srv/store2 mount /srv/other /srv/mnt; echo two > /srv/mnt/file
             cd ../repo; mkfifo ../begin ../end
-            (cd /srv/third; exec $JAILFS --store /srv/store3 run --walls={walls} --bind-rw /srv --keep -- sh -c 'echo three > file; echo > /srv/begin; read line < /srv/end') &
+            (cd /srv/third
+            exec $JAILFS --store /srv/store3 run --walls={walls} --bind-rw /srv --keep -- sh -c '
+                echo three > file; echo > /srv/begin; read line < /srv/end') &
             trap "kill $! 2>/dev/null" EXIT; read line < ../begin
             $JAILFS run --walls={walls} --keep -- sh -euc "$(cat ../inside)"
             $JAILFS run --walls={walls} --bind-rw /srv --keep -- sh -euc "$(cat ../inside)"
-            $JAILFS --store /srv/store2 status >/dev/null; $JAILFS --store /srv/store3 status >/dev/null
-            echo > ../end; wait $!; trap - EXIT; [ "$(cat /srv/third/file 2>/dev/null)" = "" ]; [ "$($JAILFS --store /srv/store3 show @:file)" = three ]
+            $JAILFS --store /srv/store2 status >/dev/null
+            $JAILFS --store /srv/store3 status >/dev/null
+            echo > ../end; wait $!; trap - EXIT; [ "$(cat /srv/third/file 2>/dev/null)" = "" ]
+            [ "$($JAILFS --store /srv/store3 show @:file)" = three ]
             [ "$(cat /srv/mnt/file)" = two ]; [ "$(cat /srv/other/file)" = one ]
             $JAILFS --store /srv/store2 umount /srv/mnt
             "#
@@ -205,10 +228,12 @@ fn a_command_can_do_nothing_through_the_daemon_of_another_sandbox() {
 #[test]
 fn no_standard_stream_can_be_a_directory_of_the_host() {
     let place = home();
-    let inside = "for fd in 0 1 2; do ls /proc/self/fd/$fd/etc /proc/self/fd/$fd/srv >/srv/out/told 2>/dev/null && cat /srv/out/told >>/srv/out/leak; done; true";
+    let inside = "for fd in 0 1 2; do ls /proc/self/fd/$fd/etc /proc/self/fd/$fd/srv \
+        >/srv/out/told 2>/dev/null && cat /srv/out/told >>/srv/out/leak; done; true";
     let script = format!(
         "chmod 777 /srv/out; $JAILFS run --bind-rw /srv/out --keep -- sh -c '{inside}' < /
-         $JAILFS run --bind-rw /srv/out --keep -- sh -c '{inside}' 1< /; $JAILFS run --bind-rw /srv/out --keep -- sh -c '{inside}' 2< / || true
+         $JAILFS run --bind-rw /srv/out --keep -- sh -c '{inside}' 1< /
+         $JAILFS run --bind-rw /srv/out --keep -- sh -c '{inside}' 2< / || true
          [ ! -e /srv/out/leak ]; $JAILFS run --keep -- cat < /srv/host-file"
     );
     let said = at_srv(&place, Who::Root, &script);
@@ -218,16 +243,19 @@ fn no_standard_stream_can_be_a_directory_of_the_host() {
 #[test]
 fn sockets_are_unreachable_however_they_were_bound() {
     let place = home();
-    let listen = "import os, socket, sys\nlistener = socket.socket(socket.AF_UNIX)\nlistener.bind(sys.argv[1])\nlistener.listen()\n\
-                  print('bound', flush=True)\nlistener.accept()";
-    let connect = "import socket\nfor name in ['relative', 'held', 'elsewhere']:\n    try:\n        socket.socket(socket.AF_UNIX).connect('/srv/out/' + name)\n        \
-                   print('connected', name)\n    except OSError:\n        print('refused', name)";
+    let listen = "import os, socket, sys\nlistener = socket.socket(socket.AF_UNIX)\n\
+        listener.bind(sys.argv[1])\nlistener.listen()\n\
+        print('bound', flush=True)\nlistener.accept()";
+    let connect = "import socket\nfor name in ['relative', 'held', 'elsewhere']:\n    \
+        try:\n        socket.socket(socket.AF_UNIX).connect('/srv/out/' + name)\n        \
+        print('connected', name)\n    except OSError:\n        print('refused', name)";
     place.write("listen.py", listen);
     place.write("base/connect.py", connect);
     let script = r#"
         mkfifo ../said; exec 3<>../said
         (cd /srv/out; exec python3 ../listen.py relative >&3 3>&-) & first=$!
-        (cd /; exec 9</srv/out; exec python3 /srv/listen.py /proc/self/fd/9/held >&3 3>&-) & second=$!
+        (cd /; exec 9</srv/out
+        exec python3 /srv/listen.py /proc/self/fd/9/held >&3 3>&-) & second=$!
         (exec unshare -n python3 ../listen.py /srv/out/elsewhere >&3 3>&-) & third=$!
         for each in 1 2 3; do read line <&3; done
         $JAILFS run --keep -- python3 connect.py

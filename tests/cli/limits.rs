@@ -48,7 +48,8 @@ def forever(act):
             act(n)
     except OSError as error:
         return error.errno
-print(forever(lambda n: os.rename(names[n % 2], names[1 - n % 2])), forever(lambda n: os.chmod('a', 0o600 + n % 2)))";
+print(forever(lambda n: os.rename(names[n % 2], names[1 - n % 2])),
+      forever(lambda n: os.chmod('a', 0o600 + n % 2)))";
     place.write("base/attack.py", attack);
     let said = place.run("--max-bytes 4M --keep", "python3 attack.py; rm n*; rm a; : > del; ls");
     assert_eq!((said.code, said.out.as_str()), (0, "28 28\nattack.py\ndel\nsub\n"), "{}", said.err);
@@ -69,11 +70,13 @@ fn a_command_that_holds_connections_leaves_some_to_its_caller() {
     let hold = "import os, socket, time
 held = []
 for _ in range(64):
-    one = socket.socket(socket.AF_UNIX); one.connect(os.environ['JAILFS_SANDBOX'] + '/control'); held.append(one)
+    one = socket.socket(socket.AF_UNIX); one.connect(os.environ['JAILFS_SANDBOX'] + '/control')
+    held.append(one)
 time.sleep(0.5); open(os.environ['OUT'] + '/ready', 'w').close(); time.sleep(30)";
     place.write("base/hold.py", hold);
     let script = "export OUT=$(realpath ../out)
-                  $JAILFS run --keep --bind-rw ../out -- python3 hold.py & while [ ! -e ../out/ready ]; do sleep 0.05; done
+                  $JAILFS run --keep --bind-rw ../out -- python3 hold.py &
+                  while [ ! -e ../out/ready ]; do sleep 0.05; done
                   $JAILFS status >/dev/null && echo answered; kill $!; wait $! || true";
     let said = place.sh("base", script);
     assert_eq!(said.out, "answered\n", "{}", said.err);
@@ -100,7 +103,8 @@ fn mounts_have_limits_too() {
     place.ok("", "mount base mnt -o max-bytes=2M,max-files=10");
     let said = place.sh(
         "mnt",
-        "! dd if=/dev/urandom of=f bs=64k count=100 2>/dev/null; rm f; for i in 1 2 3 4 5 6 7 8 9 10; do touch n$i; done",
+        "! dd if=/dev/urandom of=f bs=64k count=100 2>/dev/null; rm f; \
+         for i in 1 2 3 4 5 6 7 8 9 10; do touch n$i; done",
     );
     assert_ne!(said.code, 0, "{said:?}");
     assert!(said.err.contains("No space left on device"), "{said:?}");
@@ -124,7 +128,8 @@ fn space_of_unlinked_files_is_freed() {
     let said = place.sh(
         "mnt",
         "exec 8> stays; rm stays; echo stays >&8
-         for n in 1 2 3 4 5 6; do exec 7> t; rm t; dd if=/dev/urandom bs=64k count=64 >&7 2>/dev/null; exec 7>&-; done
+         for n in 1 2 3 4 5 6; do exec 7> t; rm t
+         dd if=/dev/urandom bs=64k count=64 >&7 2>/dev/null; exec 7>&-; done
          cat /proc/self/fd/8; dd if=/dev/urandom of=f bs=64k count=64 2>/dev/null",
     );
     assert_eq!((said.code, said.out.as_str()), (0, "stays\n"), "{said:?}");
@@ -160,7 +165,8 @@ for child in children:
     os.kill(child, signal.SIGKILL)
 "#,
     );
-    let script = "python3 fork.py; python3 -c 'x = bytearray(400 << 20); print(1)' 2>/dev/null || echo ended";
+    let script = "python3 fork.py; python3 -c 'x = bytearray(400 << 20); \
+        print(1)' 2>/dev/null || echo ended";
     let said = place.run("--processes 20 --memory 200M", script);
     if said.code == 125 {
         // Where control groups cannot be created, the message says so, and what to do.
@@ -186,7 +192,8 @@ fn a_command_can_drop_its_own_checkpoints_and_never_those_of_its_caller() {
     assert_eq!(made.code, 0, "{}", made.err);
     let script = r#"
         for n in 1 2 3 4; do echo $n > n; $JAILFS checkpoint c$n > /dev/null; done
-        i=0; while [ "$($JAILFS log | wc -l)" -gt 3 ] && [ $i -lt 60 ]; do sleep 0.6; i=$((i + 1)); done
+        i=0; while [ "$($JAILFS log | wc -l)" -gt 3 ] && [ $i -lt 60 ]; do sleep 0.6; i=$((i + 1))
+        done
         $JAILFS log | grep -o 'c[0-9]\|mine' | tr '\n' ' '
     "#;
     let said = place.run("--keep --keep-checkpoints 2", script);
@@ -199,12 +206,15 @@ fn a_command_can_drop_its_own_checkpoints_and_never_those_of_its_caller() {
 #[test]
 fn checkpoints_count_with_their_size_on_disk() {
     let script = r#"
-        i=0; while [ $i -lt 200 ] && mkdir .jailfs/checkpoints/c$i 2> ../out/error; do i=$((i+1)); done
+        i=0; while [ $i -lt 200 ] && mkdir .jailfs/checkpoints/c$i 2> ../out/error; do i=$((i+1))
+        done
         grep -q 'No space left on device' ../out/error || exit 20
         [ $i -ge 5 ] || exit 21
         # The store may have turned out to take less than was thought.
-        while $JAILFS checkpoint > /dev/null 2> ../out/error; do i=$((i+1)); [ $i -lt 200 ] || exit 22; done
-        grep -q 'the sandbox is at its storage limit' ../out/error && grep -q '^hint: ' ../out/error || exit 23
+        while $JAILFS checkpoint > /dev/null 2> ../out/error; do i=$((i+1))
+        [ $i -lt 200 ] || exit 22; done
+        grep -q 'the sandbox is at its storage limit' ../out/error &&
+        grep -q '^hint: ' ../out/error || exit 23
         rm del; $JAILFS restore c1 > /dev/null; cat del; echo $i
     "#;
     for (limit, most) in [("--max-bytes 256K", 256 << 10), ("--max-files 28", 28 * 4096)] {

@@ -113,7 +113,8 @@ fn a_command_reaches_listed_hosts_and_no_others() {
         let run = format!("$JAILFS run --discard --net allow:localhost:{port},listed.example --");
         let script = format!(
             r#"
-            out=$({run} curl -sS http://localhost:{port}/greeting); [ "$out" = 'hello from the origin' ]
+            out=$({run} curl -sS http://localhost:{port}/greeting)
+            [ "$out" = 'hello from the origin' ]
             out=$({run} curl -sS --proxytunnel http://localhost:{port}/greeting)
             [ "$out" = 'hello from the origin' ]
             out=$({run} sh -c 'unset HTTP_PROXY http_proxy ALL_PROXY all_proxy
@@ -146,7 +147,8 @@ fn without_a_list_the_same_attacks_succeed() {
     let script = format!(
         r#"
         $JAILFS run --discard -- python3 -c "$(cat ../attacks.py)" {0} | grep -q direct
-        $JAILFS run --discard --net allow:127.0.0.1:{0} -- python3 -c "$(cat ../attacks.py)" {0} > ../out/attacks
+        $JAILFS run --discard --net allow:127.0.0.1:{0} -- \
+            python3 -c "$(cat ../attacks.py)" {0} > ../out/attacks
         "#,
         origin.port
     );
@@ -165,17 +167,22 @@ fn programs_fetch_through_the_proxy() {
     let cert = "cert.pem";
     let made = place.sh(
         "",
-        "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost -addext subjectAltName=DNS:localhost \
-            -keyout key -out crt 2>/dev/null; cat key crt > cert.pem
+        "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost \
+            -addext subjectAltName=DNS:localhost -keyout key -out crt 2>/dev/null
+         cat key crt > cert.pem
          mkdir -p web/simple/pure web/index/pu/re web/crates
-         git init -q work; cd work; git config user.name n; git config user.email e; echo text > file
-         git add .; git commit -qm one; cd ..; git clone -q --bare work web/repo.git; git -C web/repo.git update-server-info
+         git init -q work; cd work; git config user.name n; git config user.email e
+         echo text > file
+         git add .; git commit -qm one; cd ..; git clone -q --bare work web/repo.git
+         git -C web/repo.git update-server-info
          mkdir wheel; cd wheel; mkdir pure-1.0.dist-info; echo 'def f(): return 7' > pure.py
          printf 'Metadata-Version: 2.1\\nName: pure\\nVersion: 1.0\\n' > pure-1.0.dist-info/METADATA
-         printf 'Wheel-Version: 1.0\\nGenerator: test\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n' > pure-1.0.dist-info/WHEEL
-         printf 'pure.py,,\\npure-1.0.dist-info/METADATA,,\\npure-1.0.dist-info/WHEEL,,\\npure-1.0.dist-info/RECORD,,\\n' \
-            > pure-1.0.dist-info/RECORD
-         python3 -c \"import shutil; shutil.make_archive('../web/simple/pure/pure-1.0-py3-none-any', 'zip', '.')\"; cd ..
+         printf '%s\\n' 'Wheel-Version: 1.0' 'Generator: test' 'Root-Is-Purelib: true' \
+            'Tag: py3-none-any' > pure-1.0.dist-info/WHEEL
+         printf '%s,,\\n' pure.py pure-1.0.dist-info/METADATA pure-1.0.dist-info/WHEEL \
+            pure-1.0.dist-info/RECORD > pure-1.0.dist-info/RECORD
+         python3 -c \"import shutil
+shutil.make_archive('../web/simple/pure/pure-1.0-py3-none-any', 'zip', '.')\"; cd ..
          mv web/simple/pure/pure-1.0-py3-none-any.zip web/simple/pure/pure-1.0-py3-none-any.whl
          echo '<a href=\"pure-1.0-py3-none-any.whl\">pure</a>' > web/simple/pure/index.html",
     );
@@ -189,24 +196,34 @@ fn programs_fetch_through_the_proxy() {
         "",
         &format!(
             r#"
-            mkdir -p pack/package; echo '{{"name":"tiny","version":"1.0.0","main":"i.js"}}' > pack/package/package.json
-            echo 'module.exports = 8' > pack/package/i.js; tar -C pack -czf web/tiny-1.0.0.tgz package
+            mkdir -p pack/package
+            echo '{{"name":"tiny","version":"1.0.0","main":"i.js"}}' > pack/package/package.json
+            echo 'module.exports = 8' > pack/package/i.js
+            tar -C pack -czf web/tiny-1.0.0.tgz package
             sum=$(sha1sum < web/tiny-1.0.0.tgz | cut -d' ' -f1)
             cat > web/tiny <<END
-{{"name":"tiny","dist-tags":{{"latest":"1.0.0"}},"versions":{{"1.0.0":{{"name":"tiny","version":"1.0.0",
+{{"name":"tiny","dist-tags":{{"latest":"1.0.0"}},"versions":{{"1.0.0":{{
+"name":"tiny","version":"1.0.0",
 "dist":{{"shasum":"$sum","tarball":"http://localhost:{port}/tiny-1.0.0.tgz"}}}}}}}}
 END
-            mkdir -p crate/pure-1.0.0/src; echo 'pub fn nine() -> u8 {{ 9 }}' > crate/pure-1.0.0/src/lib.rs
-            printf '[package]\nname = "pure"\nversion = "1.0.0"\nedition = "2021"\n' > crate/pure-1.0.0/Cargo.toml
+            mkdir -p crate/pure-1.0.0/src
+            echo 'pub fn nine() -> u8 {{ 9 }}' > crate/pure-1.0.0/src/lib.rs
+            printf '[package]\nname = "pure"\nversion = "1.0.0"\nedition = "2021"\n' \
+                > crate/pure-1.0.0/Cargo.toml
             tar -C crate -czf web/crates/pure.crate pure-1.0.0
             sum=$(sha256sum < web/crates/pure.crate | cut -d' ' -f1)
             echo '{{"dl":"http://localhost:{port}/crates/{{crate}}.crate"}}' > web/index/config.json
-            echo "{{\"name\":\"pure\",\"vers\":\"1.0.0\",\"deps\":[],\"cksum\":\"$sum\",\"features\":{{}},\"yanked\":false}}" \
+            printf '{{"name":"pure","vers":"1.0.0","deps":[],"features":{{}},"yanked":false,' \
                 > web/index/pu/re/pure
-            mkdir -p base/app/src base/app/.cargo; echo 'fn main() {{ println!("{{}}", pure::nine()) }}' > base/app/src/main.rs
-            printf '[package]\nname = "app"\nversion = "1.0.0"\nedition = "2021"\n[dependencies]\npure = {{ version = "1", registry = "here" }}\n' \
+            echo "\"cksum\":\"$sum\"}}" >> web/index/pu/re/pure
+            mkdir -p base/app/src base/app/.cargo
+            echo 'fn main() {{ println!("{{}}", pure::nine()) }}' > base/app/src/main.rs
+            printf '[package]\nname = "app"\nversion = "1.0.0"\nedition = "2021"\n' \
                 > base/app/Cargo.toml
-            printf '[registries.here]\nindex = "sparse+http://localhost:{port}/index/"\n' > base/app/.cargo/config.toml
+            printf '[dependencies]\npure = {{ version = "1", registry = "here" }}\n' \
+                >> base/app/Cargo.toml
+            printf '[registries.here]\nindex = "sparse+http://localhost:{port}/index/"\n' \
+                > base/app/.cargo/config.toml
             cp crt base/ca.pem
             "#
         ),
@@ -227,35 +244,40 @@ END
         (
             "git over TLS",
             format!(
-                "export GIT_SSL_CAINFO=$PWD/ca.pem; git clone -q {secure}/repo.git got && grep text got/file"
+                "export GIT_SSL_CAINFO=$PWD/ca.pem; git clone -q {secure}/repo.git got && \
+                 grep text got/file"
             ),
         ),
         (
             "pip",
             format!(
-                "python3 -m venv v && v/bin/pip install -q --retries 0 --index-url http://localhost:{port}/simple pure \
-                 && v/bin/python -c 'import pure; assert pure.f() == 7'"
+                "python3 -m venv v && v/bin/pip install -q --retries 0 --index-url \
+                 http://localhost:{port}/simple pure && v/bin/python -c 'import pure; \
+                 assert pure.f() == 7'"
             ),
         ),
         (
             "npm",
             format!(
-                "npm install --fetch-retries 0 --no-audit --no-fund --registry http://localhost:{port}/ tiny \
-                 && node -e 'if (require(\"tiny\") != 8) process.exit(1)'"
+                "npm install --fetch-retries 0 --no-audit --no-fund --registry \
+                 http://localhost:{port}/ tiny && node -e 'if (require(\"tiny\") != 8) \
+                 process.exit(1)'"
             ),
         ),
         (
             "cargo",
             format!(
-                "cd app && export RUSTUP_HOME={rustup} CARGO_HOME=$PWD/home && cargo run -q | grep 9"
+                "cd app && export RUSTUP_HOME={rustup} CARGO_HOME=$PWD/home && \
+                 cargo run -q | grep 9"
             ),
         ),
         (
             "node",
             format!(
                 "node -e 'const r = require(\"http\").request({{host: \"127.0.0.1\", port: 61080, \
-                 path: \"http://localhost:{port}/greeting\", headers: {{Host: \"localhost:{port}\"}}}}, \
-                 a => process.exit(a.statusCode == 200 ? 0 : 1)); r.end()'"
+                 path: \"http://localhost:{port}/greeting\", headers: \
+                 {{Host: \"localhost:{port}\"}}}}, a => process.exit(a.statusCode == 200 ? 0 : \
+                 1)); r.end()'"
             ),
         ),
     ] {
@@ -288,7 +310,8 @@ fn a_list_needs_a_network_namespace_and_valid_entries() {
     let said = crate::confine::without_namespaces(
         &place,
         Who::Nobody,
-        "code=0; $JAILFS run --walls landlock --net allow:localhost -- true || code=$?; [ $code = 125 ]",
+        "code=0; $JAILFS run --walls landlock --net allow:localhost -- true || code=$?; \
+         [ $code = 125 ]",
     );
     assert_eq!(said.code, 0, "{said:?}");
     assert!(said.err.contains("--net allow need namespaces"), "{}", said.err);

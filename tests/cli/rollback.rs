@@ -13,11 +13,12 @@ const LOOK: &str = "
 
 const FILL: &str = "mkdir -p src/deep docs/gone/deep; echo x > docs/gone/deep/x
     for n in 1 2 3 4 5 6; do seq $n 400 > src/f$n; seq $n 300 > docs/f$n; done
-    ln -s ../src docs/link; chmod 750 docs; setfattr -n user.x -v y src/f1; touch -d 2001-01-01 src/f2 src docs";
+    ln -s ../src docs/link; chmod 750 docs; setfattr -n user.x -v y src/f1
+    touch -d 2001-01-01 src/f2 src docs";
 
 /// Changes of every kind, in two directories.
-const WORK: &str =
-    "for n in 1 2 3; do seq $n 2000 > src/f$n; seq $n 1000 > docs/f$n; done; rm -r src/f4 docs/f4 docs/gone
+const WORK: &str = "for n in 1 2 3; do seq $n 2000 > src/f$n; seq $n 1000 > docs/f$n; done; \
+     rm -r src/f4 docs/f4 docs/gone
     rm src/f6; mkdir src/f6; echo x > src/f6/in
     echo new > src/deep/new; mkdir docs/made; echo inside > docs/made/inside; chmod 600 src/f5";
 
@@ -89,7 +90,8 @@ fn an_apply_to_a_read_only_base_writes_nothing() {
 fn an_apply_without_enough_space_writes_nothing() {
     for image in [EXT4, BTRFS] {
         let place = place_on(Some(image));
-        let fill = "mkdir src; for n in $(seq 400); do head -c 20000 /dev/zero | tr '\\0' b > src/f$n; done";
+        let fill = "mkdir src; for n in $(seq 400); do head -c 20000 /dev/zero | tr '\\0' b > \
+            src/f$n; done";
         let work = "for n in $(seq 400); do head -c 20000 /dev/zero | tr '\\0' m > src/f$n; done
             for n in $(seq 100); do head -c 100000 /dev/zero | tr '\\0' m > src/g$n; done";
         prepare(&place, fill, work);

@@ -14,7 +14,8 @@ fn a_command_sees_the_repository_at_its_own_path_and_cannot_change_it() {
     let before = place.sh("base", "find . -printf '%p %i %m %s %T@ %C@\\n' | sort").out;
     let said = place.run(
         "--keep",
-        "pwd; git rev-parse --show-toplevel; echo $JAILFS_ROOT; cat a; echo two >> a; rm del; git add -A; grep -c . /proc/self/mountinfo >/dev/null",
+        "pwd; git rev-parse --show-toplevel; echo $JAILFS_ROOT; cat a; echo two >> a; rm del; \
+         git add -A; grep -c . /proc/self/mountinfo >/dev/null",
     );
     let base = place.at("base").display().to_string();
     assert_eq!((said.code, said.out), (0, format!("{base}\n{base}\n{base}\none\n")));
@@ -182,8 +183,9 @@ fn remaining_processes_are_ended_before_the_changes_are_listed() {
     place.make_out();
     // It holds an open file and a working directory, has left its session, and writes as fast as it
     // can.
-    let stays = "setsid sh -c 'trap \"\" TERM HUP INT; exec 3>>log; i=0; while :; do i=$((i+1)); echo $i >&3; echo $i > n$((i % 50)); \
-                 echo $i > ../out/alive; done' & until [ -e ../out/alive ]; do sleep 0.01; done";
+    let stays = "setsid sh -c 'trap \"\" TERM HUP INT; exec 3>>log; i=0; while :; do i=$((i+1)); \
+        echo $i >&3; echo $i > n$((i % 50)); echo $i > ../out/alive; \
+        done' & until [ -e ../out/alive ]; do sleep 0.01; done";
     let said = place.run("--apply --bind-rw ../out", stays);
     assert_eq!(said.code, 0, "{said:?}");
     assert!(
@@ -271,7 +273,8 @@ fn a_killed_run_ends_its_command_and_keeps_acknowledged_changes() {
 fn writes_through_a_mapping_are_in_the_diff_when_the_command_has_ended() {
     let place = Place::new();
     place.write("base/big", vec![b'.'; 10_000]);
-    let script = "python3 -c \"import mmap; f=open('big','r+b'); m=mmap.mmap(f.fileno(),0); m[0:5]=b'hello'\"";
+    let script = "python3 -c \"import mmap; f=open('big','r+b'); m=mmap.mmap(f.fileno(),0); \
+        m[0:5]=b'hello'\"";
     let said = place.run("--apply", script);
     assert_eq!(said.code, 0, "{said:?}");
     assert!(fs::read(place.at("base/big")).unwrap().starts_with(b"hello....."));
@@ -282,7 +285,8 @@ fn the_end_of_a_run_does_not_wait_for_a_comparison_whose_client_is_gone() {
     let place = Place::new();
     // Each takes many times longer than the time limit of this test.
     let script = r#"
-        seq 1 300000 > 1; for n in $(seq 2 30); do shuf -n 100000 1 > $n; done; $JAILFS checkpoint > /dev/null
+        seq 1 300000 > 1; for n in $(seq 2 30); do shuf -n 100000 1 > $n; done
+        $JAILFS checkpoint > /dev/null
         for n in $(seq 2 30); do shuf -n 100000 1 > $n; done
         for n in 1 2 3 4 5 6 7 8; do
             $JAILFS diff -p > /dev/null 2>&1 &

@@ -35,7 +35,10 @@ for fd in range(int(sys.argv[1]), int(sys.argv[2])):
 fn state(place: &Place, name: &str) -> String {
     let said = place.sh(
         "",
-        &format!("stat -c '%f %u %g %h %s' {name}; getfattr -d --absolute-names {name}; cat {name} | cksum"),
+        &format!(
+            "stat -c '%f %u %g %h %s' {name}; getfattr -d --absolute-names {name}; \
+             cat {name} | cksum"
+        ),
     );
     assert_eq!(said.code, 0, "{said:?}");
     said.out
@@ -53,11 +56,14 @@ fn no_object_of_the_host_can_be_changed_through_a_descriptor() {
         let script = format!(
             "chmod 644 ../out/*; cd ../base; mkfifo ../out/fifo; null=$(stat -c '%a %u' /dev/null)
              {run} < ../out/input > ../out/made 2>/dev/null
-             {run} 0<> ../out/both >> ../out/append 2>&1 3< ../out/third 4<> ../out/third 5< / 6>> ../out/third
+             {run} 0<> ../out/both >> ../out/append 2>&1 3< ../out/third 4<> ../out/third 5< / \
+                6>> ../out/third
              {run} < /etc > /dev/null 2>&1
              sleep 5 > ../out/fifo & {run} < ../out/fifo > /dev/zero
-             [ \"$(stat -c '%a %u' /dev/null)\" = \"$null\" ]; [ \"$(stat -c %a ../out/fifo)\" = 644 ]
-             [ \"$(stat -c %a ../out/made)\" = 644 ]; [ \"$(stat -c %a:%u ../out/append)\" = \"644:$(id -u)\" ]; [ ! -e linked0 ]"
+             [ \"$(stat -c '%a %u' /dev/null)\" = \"$null\" ]
+             [ \"$(stat -c %a ../out/fifo)\" = 644 ]
+             [ \"$(stat -c %a ../out/made)\" = 644 ]
+             [ \"$(stat -c %a:%u ../out/append)\" = \"644:$(id -u)\" ]; [ ! -e linked0 ]"
         );
         let said = at_srv(&place, who, &script);
         assert_eq!(said.code, 0, "{who:?}: {}\n{}", said.out, said.err);
@@ -107,12 +113,16 @@ fn output_of_a_command_is_in_its_files_in_order() {
     // Many bytes, a command that is killed, and one that times out.
     let many = "head -c 50000000 /dev/zero | tr '\\0' x";
     let script = format!(
-        "$JAILFS run --discard -- sh -c \"{many}\" > ../out/many 2>/dev/null; [ $(wc -c < ../out/many) = 50000000 ]
-         $JAILFS run --discard -- sh -c 'seq 100000; kill -9 $$' > ../out/killed 2>/dev/null || [ $? = 137 ]
+        "$JAILFS run --discard -- sh -c \"{many}\" > ../out/many 2>/dev/null; \
+         [ $(wc -c < ../out/many) = 50000000 ]
+         $JAILFS run --discard -- sh -c 'seq 100000; kill -9 $$' > ../out/killed 2>/dev/null ||
+         [ $? = 137 ]
          [ $(tail -n1 ../out/killed) = 100000 ]
-         $JAILFS run --discard --timeout 1 -- sh -c 'seq 100000; sleep 60' > ../out/late 2>/dev/null || [ $? = 124 ]
+         $JAILFS run --discard --timeout 1 -- sh -c 'seq 100000
+         sleep 60' > ../out/late 2>/dev/null || [ $? = 124 ]
          [ $(tail -n1 ../out/late) = 100000 ]
-         $JAILFS run --discard -- sh -c '(sleep 60; echo never) & echo now' > ../out/left 2>/dev/null; [ $(cat ../out/left) = now ]"
+         $JAILFS run --discard -- sh -c '(sleep 60
+         echo never) & echo now' > ../out/left 2>/dev/null; [ $(cat ../out/left) = now ]"
     );
     let said = place.sh("base", &script);
     assert_eq!(said.code, 0, "{said:?}");
@@ -127,7 +137,8 @@ fn input_that_a_command_did_not_read_stays_readable() {
     let script = "($JAILFS run --discard -- head -c 3; cat) < ../out/in 2>/dev/null; echo
                   ($JAILFS run --discard -- true; wc -c) < ../out/long 2>/dev/null
                   ($JAILFS run --discard -- cat; cat) < ../out/long 2>/dev/null | wc -c
-                  $JAILFS run --discard -- cat < /dev/null 2>/dev/null; $JAILFS run --attempts 2 --discard -- sh -c 'cat; false' < ../out/in 2>/dev/null";
+                  $JAILFS run --discard -- cat < /dev/null 2>/dev/null
+                  $JAILFS run --attempts 2 --discard -- sh -c 'cat; false' < ../out/in 2>/dev/null";
     let said = place.sh("base", script);
     assert_eq!(said.out, "abcdefghij\n3000003\n3000003\nabcdefghij", "{}", said.err);
 }
@@ -137,7 +148,8 @@ fn a_full_disk_behind_the_output_ends_the_command_and_is_reported() {
     let place = Place::new();
     place.make_out();
     let script = "mount -t tmpfs -o size=64k t ../out; code=0
-                  $JAILFS run --discard -- sh -c 'yes' > ../out/log 2> ../err || code=$?; echo $code; wc -c < ../out/log";
+                  $JAILFS run --discard -- sh -c 'yes' > ../out/log 2> ../err || code=$?
+                  echo $code; wc -c < ../out/log";
     let mut command = place.command("base", "unshare");
     let said = crate::place::said(command.args(["-m", "sh", "-ec", script]));
     assert_eq!(said.out, "141\n65536\n", "{}", said.err);
@@ -153,9 +165,12 @@ fn a_terminal_stays_a_terminal_whose_mode_the_command_cannot_change() {
     let place = Place::new();
     place.write(
         "drive.py",
-        "import os, pty, sys\nstatus = pty.spawn([sys.argv[1], 'run', '--discard', '--', 'sh', '-c', sys.argv[2]])\nsys.exit(os.waitstatus_to_exitcode(status))",
+        "import os, pty, sys\nstatus = pty.spawn([sys.argv[1], 'run', '--discard', '--', 'sh', \
+         '-c', sys.argv[2]])\nsys.exit(os.waitstatus_to_exitcode(status))",
     );
-    let inside = "test -t 0 && test -t 1 && test -t 2 && tty && stty size && chmod 777 /proc/self/fd/0; chown 7 /proc/self/fd/0; stat -Lc %a:%u /proc/self/fd/0; : > /dev/tty && echo has-tty";
+    let inside = "test -t 0 && test -t 1 && test -t 2 && tty && stty size && \
+        chmod 777 /proc/self/fd/0; chown 7 /proc/self/fd/0; stat -Lc %a:%u /proc/self/fd/0; \
+        : > /dev/tty && echo has-tty";
     let mut command = place.command("base", "python3");
     let said = crate::place::said(command.arg("../drive.py").arg(crate::place::JAILFS).arg(inside));
     assert_eq!(said.code, 0, "{said:?}");

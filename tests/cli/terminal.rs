@@ -72,7 +72,8 @@ key ^D
 see OUTSIDE>
 type echo code $?
 see code 0
-type $JAILFS run --keep -- sh -c 'seq 1 3; cat' | { read a; read b; echo "piped $a $b"; cat > /dev/null; }
+type two() { read a; read b; echo "piped $a $b"; cat > /dev/null; }
+type $JAILFS run --keep -- sh -c 'seq 1 3; cat' | two
 see piped 1 2
 key ^D
 see OUTSIDE>
@@ -285,7 +286,8 @@ fn an_answer_counts_only_after_the_question_and_a_patch_cannot_act_on_the_termin
     // line was typed, which it does not read.
     place.write(
         "base/evil",
-        r#"printf 'x\033]52;c;eA==\007\233y\n' > new; echo ready; python3 -c 'import select; select.select([0], [], [])'"#,
+        r#"printf 'x\033]52;c;eA==\007\233y\n' > new; echo ready
+        python3 -c 'import select; select.select([0], [], [])'"#,
     );
     play(
         &place,

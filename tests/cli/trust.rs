@@ -111,7 +111,8 @@ fn the_store_attribute_is_trusted_on_our_own_mounts_only() {
             drop((&stream).read(&mut [0]));
         }
     });
-    let set = "setfattr -n user.jailfs.store -v \"$PWD/fake\" planted; setfattr -n user.jailfs.store -v \"$PWD/fake\" base";
+    let set = "setfattr -n user.jailfs.store -v \"$PWD/fake\" planted; \
+        setfattr -n user.jailfs.store -v \"$PWD/fake\" base";
     let said = place.sh("", set);
     assert_eq!(said.code, 0, "{said:?}");
     for line in ["status", "diff", "log", "checkpoint x", "discard", "apply", "umount ."] {

@@ -29,7 +29,8 @@ pub fn as_nobody(place: &Place, script: &str) -> Said {
 /// The same, after root has prepared the mount namespace.
 fn as_nobody_after(place: &Place, prepared: &str, script: &str) -> Said {
     place.write("script", script);
-    let device = "mknod ../fuse c 10 229 && chmod 666 ../fuse && mount --bind ../fuse /dev/fuse && rm ../fuse";
+    let device = "mknod ../fuse c 10 229 && chmod 666 ../fuse && mount --bind ../fuse /dev/fuse && \
+        rm ../fuse";
     let user = "exec setpriv --reuid 65534 --regid 65534 --clear-groups sh -eux ../script";
     let mut command = place.command("mnt", "unshare");
     command
@@ -59,9 +60,11 @@ fn an_ordinary_user_needs_no_options() {
         code=0; $JAILFS umount ../mnt || code=$?; [ $code = 11 ]
         cd ..; $JAILFS umount mnt; ! grep "$PWD/mnt" /proc/self/mountinfo
         $JAILFS mount base mnt
-        kill -9 $($JAILFS -C mnt status --json | sed 's/.*"pid":\([0-9]*\).*/\1/'); while stat -f mnt >/dev/null 2>&1; do :; done
+        kill -9 $($JAILFS -C mnt status --json | sed 's/.*"pid":\([0-9]*\).*/\1/')
+        while stat -f mnt >/dev/null 2>&1; do :; done
         $JAILFS mount base mnt; cat mnt/a
-        kill -9 $($JAILFS -C mnt status --json | sed 's/.*"pid":\([0-9]*\).*/\1/'); while stat -f mnt >/dev/null 2>&1; do :; done
+        kill -9 $($JAILFS -C mnt status --json | sed 's/.*"pid":\([0-9]*\).*/\1/')
+        while stat -f mnt >/dev/null 2>&1; do :; done
         $JAILFS umount mnt; ! grep "$PWD/mnt" /proc/self/mountinfo
         "#,
     );
@@ -75,7 +78,8 @@ fn an_ordinary_user_runs_a_command_without_a_helper() {
         &place,
         r#"
         cd ../base
-        $JAILFS run --keep -- sh -euc '[ "$(id -u):$(id -g)" = 65534:65534 ]; [ "$PWD" = "$JAILFS_ROOT" ]
+        $JAILFS run --keep -- sh -euc '[ "$(id -u):$(id -g)" = 65534:65534 ]
+        [ "$PWD" = "$JAILFS_ROOT" ]
             echo two >> a; rm del; $JAILFS checkpoint in; mkdir n; $JAILFS restore in; [ ! -e n ]'
         [ "$(cat a)" = one ]; [ -e del ]
         $JAILFS apply; [ "$(tail -n 1 a)" = two ]; [ ! -e del ]
@@ -103,7 +107,8 @@ fn files_of_other_owners_keep_them_through_a_run() {
         r#"
         cd ../base
         $JAILFS run --apply -- sh -c 'echo x > roots/mine/new; echo x >> a
-            ! echo x 2>/dev/null >> roots-file; ! echo x 2>/dev/null >> shared; ! rm -f roots-file 2>/dev/null; cat shared'
+            ! echo x 2>/dev/null >> roots-file; ! echo x 2>/dev/null >> shared
+            ! rm -f roots-file 2>/dev/null; cat shared'
         [ "$($JAILFS diff base)" = "" ]
         "#,
     );
@@ -121,12 +126,14 @@ fn directories_that_an_ordinary_user_closed_are_applied_and_rolled_back() {
         &place,
         r#"
         cd ../base; mkdir -p mod/sub; echo old > mod/sub/f; chmod 555 mod/sub mod
-        $JAILFS run --apply -- sh -euc 'echo changed > a; chmod 755 mod/sub; rm mod/sub/f; echo new > mod/sub/g; chmod 555 mod/sub'
+        $JAILFS run --apply -- sh -euc 'echo changed > a; chmod 755 mod/sub; rm mod/sub/f
+        echo new > mod/sub/g; chmod 555 mod/sub'
         [ "$(cat a mod/sub/g | tr '\n' ' ')" = 'changed new ' ]; [ ! -e mod/sub/f ]
         [ "$(stat -c %a mod mod/sub | tr '\n' ' ')" = '555 555 ' ]
         $JAILFS apply --undo; [ "$(cat a)" = one ]; [ "$(cat mod/sub/f)" = old ]; [ ! -e mod/sub/g ]
         [ "$(stat -c %a mod mod/sub | tr '\n' ' ')" = '555 555 ' ]
-        $JAILFS run --keep -- sh -euc 'echo changed > a; mkdir d; echo f > d/f; chmod 000 d; echo z > z
+        $JAILFS run --keep -- sh -euc 'echo changed > a; mkdir d; echo f > d/f; chmod 000 d
+        echo z > z
             python3 -c "import os; os.setxattr(\"z\", \"user.v\", b\"x\" * 60000)"'
         code=0; $JAILFS apply 2> ../home/err || code=$?; [ $code != 0 ]
         [ "$(cat a)" = one ]; [ ! -e d ]; [ ! -e z ]; $JAILFS status
@@ -146,16 +153,21 @@ fn an_apply_is_rolled_back_although_its_user_may_no_longer_read_write_or_own_its
         &place,
         r#"
         cd ..
-        cut() { (cd base; ! JAILFS_FAILPOINTS=kill:base.sync:1 $JAILFS apply; eval "$1"; $JAILFS status > ../home/status); }
+        cut() { (cd base; ! JAILFS_FAILPOINTS=kill:base.sync:1 $JAILFS apply; eval "$1"
+        $JAILFS status > ../home/status); }
 
         echo text > base/f; echo first > base/g; ln base/g base/h
         $JAILFS mount base mnt; chmod 000 mnt/f; $JAILFS umount mnt
-        cut '[ "$(stat -c %a f)" = 0 ]'; [ "$(stat -c %a base/f)" = 644 ]; [ "$(cat base/f)" = text ]
+        cut '[ "$(stat -c %a f)" = 0 ]'; [ "$(stat -c %a base/f)" = 644 ]
+        [ "$(cat base/f)" = text ]
 
         $JAILFS mount base mnt; echo second > mnt/g; chmod 444 mnt/h; $JAILFS umount mnt
-        cut '[ "$(cat g)" = second ]'; [ "$(cat base/g base/h | tr '\n' ' ')" = 'first first ' ]; [ base/g -ef base/h ]; [ "$(stat -c %a base/g)" = 644 ]
-        (cd base; $JAILFS discard; $JAILFS run --apply -- sh -c 'chmod 444 g'; $JAILFS run --apply -- sh -c 'chmod 644 g; echo third > g; chmod 444 g')
-        [ "$(cat base/g base/h | tr '\n' ' ')" = 'third third ' ]; [ base/g -ef base/h ]; [ "$(stat -c %a base/g)" = 444 ]
+        cut '[ "$(cat g)" = second ]'; [ "$(cat base/g base/h | tr '\n' ' ')" = 'first first ' ]
+        [ base/g -ef base/h ]; [ "$(stat -c %a base/g)" = 644 ]
+        (cd base; $JAILFS discard; $JAILFS run --apply -- sh -c 'chmod 444 g'
+        $JAILFS run --apply -- sh -c 'chmod 644 g; echo third > g; chmod 444 g')
+        [ "$(cat base/g base/h | tr '\n' ' ')" = 'third third ' ]; [ base/g -ef base/h ]
+        [ "$(stat -c %a base/g)" = 444 ]
 
         $JAILFS mount base mnt; rm -f mnt/roots; echo new > mnt/new; $JAILFS umount mnt
         cut '[ ! -e roots ]'; [ "$(cat base/roots)" = "root's" ]; [ ! -e base/new ]
@@ -210,11 +222,13 @@ for line in sys.stdin:
         $JAILFS -C mnt status | grep -c problem && exit 5
         echo text4 >&8; read -r written <&9
         $JAILFS -C mnt restore c2; chmod 755 mnt/d; chmod 644 mnt/mapped
-        for file in mapped d/e/mapped; do [ "$(grep -ao 'text.' mnt/$file | tr '\n' ' ')" = 'text2 text2 ' ]; done
+        for file in mapped d/e/mapped
+        do [ "$(grep -ao 'text.' mnt/$file | tr '\n' ' ')" = 'text2 text2 ' ]; done
         exec 8>&- 9<&-; wait
         for n in 1 3; do
             for file in mapped d/e/mapped; do
-                [ "$($JAILFS -C mnt show c$n:$file | grep -ao 'text.' | tr '\n' ' ')" = "text$n text$n " ]
+                [ "$($JAILFS -C mnt show c$n:$file | grep -ao 'text.' | tr '\n' ' ')" = \
+                    "text$n text$n " ]
             done
         done
         $JAILFS umount mnt
@@ -233,7 +247,8 @@ fn paths_that_an_ordinary_user_cannot_write_are_refused_before_anything_is_writt
         &place,
         r#"
         cd ../base
-        cd ..; $JAILFS mount base mnt; (cd mnt; echo changed > a; echo x > roots/new; echo z > z); $JAILFS umount mnt; cd base
+        cd ..; $JAILFS mount base mnt; (cd mnt; echo changed > a; echo x > roots/new; echo z > z)
+        $JAILFS umount mnt; cd base
         code=0; $JAILFS apply 2> ../home/told || code=$?; cat ../home/told; [ $code = 1 ]
         grep -q "'roots' cannot be written: it belongs to user 0.*nothing is written" ../home/told
         [ "$(cat a)" = one ]; [ ! -e roots/new ]; [ ! -e z ]
@@ -253,7 +268,8 @@ fn a_directory_that_root_took_blocks_only_the_next_apply() {
         r#"
         cd ../base; mkdir d e; for dir in d e; do echo old > $dir/f; done
         $JAILFS run --keep -- sh -euc 'echo changed > d/f; echo changed > e/f'
-        ! JAILFS_FAILPOINTS=kill:base.sync:1 $JAILFS apply; [ "$(cat d/f e/f | tr '\n' ' ')" = 'changed changed ' ]
+        ! JAILFS_FAILPOINTS=kill:base.sync:1 $JAILFS apply
+        [ "$(cat d/f e/f | tr '\n' ' ')" = 'changed changed ' ]
         "#,
     );
     assert_eq!(said.code, 0, "{}\n{}", said.out, said.err);
@@ -262,8 +278,10 @@ fn a_directory_that_root_took_blocks_only_the_next_apply() {
         &place,
         r#"
         cd ../base; $JAILFS status > ../home/status; cat ../home/status
-        grep -q '^  d/f: its directory may not be written' ../home/status; ! grep -q '^  e' ../home/status
-        [ "$(cat d/f e/f | tr '\n' ' ')" = 'changed old ' ]; [ "$($JAILFS show base:d/f)" = old ]; $JAILFS log
+        grep -q '^  d/f: its directory may not be written' ../home/status
+        ! grep -q '^  e' ../home/status
+        [ "$(cat d/f e/f | tr '\n' ' ')" = 'changed old ' ]; [ "$($JAILFS show base:d/f)" = old ]
+        $JAILFS log
         cd ..; $JAILFS mount base mnt; [ "$(cat mnt/d/f)" = changed ]
         cd mnt; $JAILFS discard; [ "$(cat d/f)" = old ]; echo mine > e/f
         code=0; $JAILFS apply || code=$?; [ $code = 3 ]

@@ -214,7 +214,8 @@ fn has(object: &Value, kind: &str, fields: &str) {
 }
 
 const CHECKPOINT: &str = "id name message time secs nanos parent epoch automatic current";
-const STATUS: &str = "base store mount pid checkpoint checkpoint_name changed to_apply epoch store_bytes kernel_nodes refused_links sync_failed rollback_unfinished";
+const STATUS: &str = "base store mount pid checkpoint checkpoint_name changed to_apply epoch \
+    store_bytes kernel_nodes refused_links sync_failed rollback_unfinished";
 const RESTORED: &str = "to before undo dry_run changes";
 const APPLIED: &str = "epoch dry_run undo changes conflicts refused not_kept";
 const OPERATION: &str = "op time secs nanos verb description tree epoch";
@@ -360,7 +361,8 @@ fn show_reads_all_parts_from_one_checkpoint() {
     place.sh("mnt", "yes A | head -c 20000000 > big");
     place.ok("mnt", "checkpoint");
     place.sh("mnt", "yes B | head -c 20000000 > big");
-    let shown = "$JAILFS show @-1:big | { head -c 2; $JAILFS checkpoint > /dev/null; cat; } | sort | uniq -c | tr -s ' '";
+    let shown = "$JAILFS show @-1:big | { head -c 2; $JAILFS checkpoint > /dev/null; cat; \
+        } | sort | uniq -c | tr -s ' '";
     assert_eq!(place.sh("mnt", shown).out, "10000000 A\n");
     assert_eq!(place.sh("mnt", "$JAILFS show @-1:big | head -c 2").out, "B\n");
     // The present tree can change, and then show reports it.
@@ -517,9 +519,11 @@ fn a_mount_inside_is_never_detached_silently() {
         r#"
         trap 'umount -l mnt/later mnt/sub mnt/file 2>/dev/null || true; $JAILFS umount -l mnt' EXIT
         $JAILFS mount base mnt; $JAILFS -C mnt checkpoint c1; mkdir mnt/later; echo new > mnt/file
-        mount -t tmpfs t mnt/later; echo kept > mnt/later/data; mount -t tmpfs t mnt/sub; echo kept > mnt/sub/data
+        mount -t tmpfs t mnt/later; echo kept > mnt/later/data; mount -t tmpfs t mnt/sub
+        echo kept > mnt/sub/data
         mount --bind base/a mnt/file; rm mnt/a
-        for line in 'restore c1' discard 'op restore 1' 'restore c1 later' 'restore base .' 'undo file'; do
+        for line in 'restore c1' discard 'op restore 1' 'restore c1 later' 'restore base .' \
+            'undo file'; do
             code=0; $JAILFS -C mnt $line 2> err || code=$?
             [ $code = 11 ]; grep -q "something is mounted on" err
         done

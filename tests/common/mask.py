@@ -9,7 +9,12 @@ LOAD, EQUAL, RETURN = 0x20, 0x15, 0x06
 ERRNO, ALLOW = 0x00050000, 0x7FFF0000
 PR_SET_NO_NEW_PRIVS, PR_SET_SECCOMP, FILTER = 38, 22, 2
 
-lines = [(LOAD, 0, 0, 0), (EQUAL, 0, 1, NUMBER), (RETURN, 0, 0, ERRNO | getattr(errno, sys.argv[1])), (RETURN, 0, 0, ALLOW)]
+lines = [
+    (LOAD, 0, 0, 0),
+    (EQUAL, 0, 1, NUMBER),
+    (RETURN, 0, 0, ERRNO | getattr(errno, sys.argv[1])),
+    (RETURN, 0, 0, ALLOW),
+]
 program = ctypes.create_string_buffer(b"".join(struct.pack("<HBBI", *line) for line in lines))
 header = struct.pack("<HxxxxxxQ", len(lines), ctypes.addressof(program))
 # Without it setuid programs, such as fusermount3, keep their privileges; only root may install it

@@ -39,9 +39,9 @@ for line in sys.stdin:
     code = json.loads(line)
     try:
         try:
-            compiled = compile(code, "told", "eval")
+            compiled = compile(code, "input", "eval")
         except SyntaxError:
-            compiled = compile(code, "told", "exec")
+            compiled = compile(code, "input", "exec")
         answer = (True, repr(eval(compiled, scope)))
     except OSError as error:
         answer = (False, errno.errorcode.get(error.errno, str(error)))

@@ -10,7 +10,10 @@ lines, by_ino = [], {}
 def look(path, shown):
     s = os.lstat(path)
     by_ino.setdefault(s.st_ino, []).append(shown)
-    extra = [f"{name}={os.getxattr(path, name, follow_symlinks=False)!r}" for name in sorted(os.listxattr(path, follow_symlinks=False))]
+    extra = [
+        f"{name}={os.getxattr(path, name, follow_symlinks=False)!r}"
+        for name in sorted(os.listxattr(path, follow_symlinks=False))
+    ]
     names, size, atime = [], s.st_size, s.st_atime_ns
     if stat.S_ISDIR(s.st_mode):
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | flags)
@@ -25,7 +28,14 @@ def look(path, shown):
     elif stat.S_ISLNK(s.st_mode):
         extra.append(repr(os.readlink(path)))
         atime = 0 if quietly else atime
-    lines.append((shown, f"{shown!r} {s.st_mode:o} uid={s.st_uid} gid={s.st_gid} nlink={s.st_nlink} ino={s.st_ino} rdev={s.st_rdev} size={size} mtime={s.st_mtime_ns} ctime={s.st_ctime_ns} atime={atime} {extra}"))
+    lines.append(
+        (
+            shown,
+            f"{shown!r} {s.st_mode:o} uid={s.st_uid} gid={s.st_gid} nlink={s.st_nlink} "
+            f"ino={s.st_ino} rdev={s.st_rdev} size={size} mtime={s.st_mtime_ns} "
+            f"ctime={s.st_ctime_ns} atime={atime} {extra}",
+        )
+    )
     for name, ino in names:
         below = os.path.join(shown, name)
         look(os.path.join(path, name), below)

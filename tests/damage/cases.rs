@@ -9,8 +9,8 @@
 //! | `block AGE AT LEN` | so many bytes are those of that copy |
 //! | `remove` | the file is gone |
 //!
-//! `AT` is a number; `-N` from the end; `N/M` of the length; or `frame:N`, where the frame with this number begins, and
-//! `frame:-N` from the last one.
+//! `AT` is a number; `-N` from the end; `N/M` of the length; or `frame:N`, where the frame with
+//! this number begins, and `frame:-N` from the last one.
 
 use std::fmt;
 use std::path::Path;

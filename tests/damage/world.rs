@@ -143,7 +143,8 @@ impl World {
                 .unwrap();
         let (base, whole) = (dir.path().join("base"), dir.path().join("store"));
         shell(&format!(
-            "mkdir -p '{0}/d/deep'; cd '{0}'; echo readme > README; seq 900 > d/numbers; seq 3000 > big
+            "mkdir -p '{0}/d/deep'; cd '{0}'; echo readme > README; seq 900 > d/numbers; \
+             seq 3000 > big
              echo twin > twin; ln twin d/pair; ln -s ../README d/link; echo gone > d/gone",
             base.display()
         ));

@@ -13,7 +13,8 @@ pub const SQLITE: &str = include_str!("sqlite.py");
 
 /// A repository without background work.
 pub const REPOSITORY: &str = "
-    git init -q; git config user.name k; git config user.email k@k; git config gc.auto 0; git config commit.gpgsign false
+    git init -q; git config user.name k; git config user.email k@k; git config gc.auto 0
+    git config commit.gpgsign false
     seq 50 > f0; git add -A; git commit -qm first
 ";
 

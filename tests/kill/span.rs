@@ -108,7 +108,8 @@ impl Span {
         let many = differs.len();
         differs.truncate(12);
         Err(format!(
-            "{} to {count} operations cannot have left this; it is nearest to {done}, with {many} differences: {differs:#?}\n\
+            "{} to {count} operations cannot have left this; \
+             it is nearest to {done}, with {many} differences: {differs:#?}\n\
              around it: {around:#?}",
             self.from
         ))

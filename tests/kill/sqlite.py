@@ -10,7 +10,9 @@ def body(seq, stamp):
 
 def make(path):
     db = sqlite3.connect(path, isolation_level=None)
-    db.execute("CREATE TABLE row (seq INTEGER PRIMARY KEY, stamp INTEGER NOT NULL, body BLOB NOT NULL)")
+    db.execute(
+        "CREATE TABLE row (seq INTEGER PRIMARY KEY, stamp INTEGER NOT NULL, body BLOB NOT NULL)"
+    )
     db.close()
 
 

@@ -15,7 +15,8 @@ use crate::writer::{Kind, Writer, stamp};
 /// What the writers find after a remount.
 const BASE: &str = "
     mkdir -p small/deep big dirs/a/b/c dirs/e stream wal roll git
-    for n in 1 2 3 4 5 6 7 8 9 10 11 12; do seq $n 300 > small/f$n; seq $n 90 > dirs/a/b/f$n; seq $n > dirs/e/f$n; done
+    for n in 1 2 3 4 5 6 7 8 9 10 11 12; do seq $n 300 > small/f$n; seq $n 90 > dirs/a/b/f$n
+    seq $n > dirs/e/f$n; done
     ln small/f1 small/deep/also; ln -s f2 dirs/a/b/link; chmod 600 small/f3
     seq 60000 > big/one; seq 9000 > big/two
 ";

@@ -7,7 +7,8 @@ use crate::harness::{Live, Shell, assert_same};
 
 const BASE: &str = "
     mkdir -p stay/sub gone/deep/deeper moved/sub/subsub a/in b/in
-    echo s > stay/file; echo g > gone/deep/deeper/file; echo m > moved/sub/file; echo a > a/in/which; echo b > b/in/which
+    echo s > stay/file; echo g > gone/deep/deeper/file; echo m > moved/sub/file
+    echo a > a/in/which; echo b > b/in/which
 ";
 
 /// Each `..` leads to a directory of the mount, or fails: a removed directory is no way out.
@@ -226,7 +227,8 @@ fn a_reader_of_a_directory_goes_on_with_the_names_of_the_restored_tree() {
     puppet.gives("len(names) == len(set(names))", "True");
     puppet.gives("{f'name{i}' for i in range(3000, 3001)} <= set(names)", "True");
     puppet.gives(
-        "{n for n in (f'name{i}' for i in range(1, 3001)) if not n.startswith('name2')} - set(names)",
+        "{n for n in (f'name{i}' for i in range(1, 3001)) if not n.startswith('name2')} - \
+         set(names)",
         "set()",
     );
     puppet.gives("len(os.listdir('many'))", "3000");
@@ -242,8 +244,10 @@ fn a_restore_changes_more_than_twenty_thousand_names_under_a_shell() {
     let mut gone = live.puppet("there");
     let mut maker = live.puppet("");
     maker.run("fd = os.open('here/file', os.O_RDWR)");
-    maker
-        .run("for d in range(2): os.mkdir(f'there/{d}'); [os.mknod(f'there/{d}/{i}') for i in range(10050)]");
+    maker.run(
+        "for d in range(2): os.mkdir(f'there/{d}'); [os.mknod(f'there/{d}/{i}') for i in \
+         range(10050)]",
+    );
     live.sh("mv there here/there");
     live.restore("start");
     shell.gives("ls", "file\nsub");

@@ -3,7 +3,8 @@
 use crate::harness::{Live, Shell, assert_same};
 
 const BASE: &str = "
-    mkdir dir; echo same > same; echo before > changed; echo removed > removed; echo replaced > replaced
+    mkdir dir; echo same > same; echo before > changed; echo removed > removed
+    echo replaced > replaced
     echo base > dir/untouched
 ";
 
@@ -152,7 +153,10 @@ fn locks_do_not_hang_and_unchanged_files_keep_them() {
     live.checkpoint("start");
     let (mut a, mut b) = (live.puppet(""), live.puppet(""));
     a.run("same = os.open('same', os.O_RDWR); changed = os.open('changed', os.O_RDWR)");
-    a.run("fcntl.flock(same, fcntl.LOCK_EX); fcntl.lockf(changed, fcntl.LOCK_EX); os.write(changed, b'x')");
+    a.run(
+        "fcntl.flock(same, fcntl.LOCK_EX); fcntl.lockf(changed, fcntl.LOCK_EX); \
+         os.write(changed, b'x')",
+    );
     b.run("same = os.open('same', os.O_RDWR); changed = os.open('changed', os.O_RDWR)");
     assert_eq!(b.fail("fcntl.flock(same, fcntl.LOCK_EX | fcntl.LOCK_NB)"), "EAGAIN");
     b.begin("fcntl.lockf(changed, fcntl.LOCK_EX)");

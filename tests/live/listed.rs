@@ -122,12 +122,17 @@ fn a_listing_reports_the_inode_number_of_a_restored_file() {
     live.checkpoint("start");
     let mut holder = live.puppet("dir");
     holder.run(
-        "fds = [os.open(str(n), os.O_RDWR) for n in (1, 2, 4)]; [os.pwrite(fd, b'more', 9) for fd in fds]",
+        "fds = [os.open(str(n), os.O_RDWR) for n in (1, 2, 4)]; \
+         [os.pwrite(fd, b'more', 9) for fd in fds]",
     );
     live.restore("start");
     // This thread stats the file, so the files of the other directory come with attributes.
     seen(&live.mnt.join("look"));
     assert_eq!(seen(&dir), before);
     holder.gives("[os.fstat(fd).st_size for fd in fds]", "[13, 13, 13]");
-    holder.gives("{name: os.stat(name).st_ino == int(number) for number, name in (line.split() for line in os.popen('ls -i'))}", "{'1': True, '2': True, '3': True, '4': True, '5': True}");
+    holder.gives(
+        "{name: os.stat(name).st_ino == int(number) for number, name in (line.split() for line in \
+         os.popen('ls -i'))}",
+        "{'1': True, '2': True, '3': True, '4': True, '5': True}",
+    );
 }

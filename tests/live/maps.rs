@@ -7,7 +7,8 @@ use crate::harness::{Live, Puppet, assert_same};
 
 /// Four pages of `-`, and other files.
 const BASE: &str = "
-    for f in same changed removed replaced base renamed; do head -c 16384 /dev/zero | tr '\\0' - > $f; done; echo x > x
+    for f in same changed removed replaced base renamed; do head -c 16384 /dev/zero |
+    tr '\\0' - > $f; done; echo x > x
 ";
 
 /// The bytes that a process writes into each page of a mapping.
@@ -55,9 +56,13 @@ fn dirty_pages_of_every_kind_of_mapping_are_in_the_checkpoint() {
     // unlinked, a renamed and a linked file.
     puppet.run("m = mapped('changed'); dirty(m, 65)");
     puppet.run(
-        "a = ctypes.addressof(ctypes.c_char.from_buffer(m)); libc.mprotect(ctypes.c_void_p(a), 16384, 1)",
+        "a = ctypes.addressof(ctypes.c_char.from_buffer(m)); \
+         libc.mprotect(ctypes.c_void_p(a), 16384, 1)",
     );
-    puppet.run("n = mapped('renamed'); dirty(n, 66); os.mkdir('d'); os.rename('renamed', 'd/other'); os.link('d/other', 'l')");
+    puppet.run(
+        "n = mapped('renamed'); dirty(n, 66); os.mkdir('d'); os.rename('renamed', 'd/other'); \
+         os.link('d/other', 'l')",
+    );
     puppet.run("g = mapped('removed'); os.unlink('removed'); dirty(g, 67)");
     let script = "import ctypes, threading, time, mmap, os, sys
 fd = os.open('same', os.O_RDWR)
@@ -98,7 +103,10 @@ fn pages_that_were_dirty_before_a_restore_never_appear_after_it() {
         puppet.run(&format!("{name} = mapped('{name}')"));
     }
     puppet.run("write('added', b'-' * 16384); added = mapped('added')");
-    puppet.run("os.unlink('removed'); write('n', b'n'); os.rename('n', 'replaced'); os.rename('renamed', 'elsewhere')");
+    puppet.run(
+        "os.unlink('removed'); write('n', b'n'); os.rename('n', 'replaced'); \
+         os.rename('renamed', 'elsewhere')",
+    );
     puppet.run("for m in (changed, removed, replaced, renamed, added): dirty(m, 65)");
     live.restore("start");
     assert_same(&start, &live.snapshot(), "the tree right after the restore");
@@ -148,7 +156,8 @@ fn a_mapping_of_an_orphan_keeps_its_old_content() {
     let live = Live::new(BASE);
     live.checkpoint("start");
     let mut puppet = mapper(&live);
-    live.sh("tr - o < base > changed; tr - o < base > added; head -c 100000 base > removed; rm replaced");
+    live.sh("tr - o < base > changed; tr - o < base > added; head -c 100000 base > removed; \
+        rm replaced");
     puppet.run("changed, added, removed = mapped('changed'), mapped('added'), mapped('removed')");
     live.restore("start");
     // No page was read before, so each page is requested only now.
@@ -191,7 +200,10 @@ fn with_a_writeback_cache_plain_writes_belong_to_the_right_state() {
     let mut puppet = mapper(&live);
     puppet.run("fd = os.open('same', os.O_RDWR); os.pwrite(fd, b'A', 0); write('new', b'new')");
     live.checkpoint("start");
-    puppet.run("os.pwrite(fd, b'B', 0); n = os.open('new', os.O_RDWR | os.O_APPEND); os.write(n, b' late')");
+    puppet.run(
+        "os.pwrite(fd, b'B', 0); n = os.open('new', os.O_RDWR | os.O_APPEND); \
+         os.write(n, b' late')",
+    );
     live.restore("start");
     assert_eq!((marks(&live, "same"), live.read("new")), ("A---".into(), "new".into()));
     live.sh("sync");

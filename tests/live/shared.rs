@@ -20,14 +20,18 @@ fn looked_through(live: &Live) -> serde_json::Value {
 #[test]
 fn deduplication_changes_only_the_space_on_disk() {
     let mut live = Live::new("echo base > base");
-    live.sh("head -c 3000000 /dev/urandom > f; mkdir d; for n in $(seq 30); do head -c 7000 /dev/urandom > d/$n; done");
+    live.sh("head -c 3000000 /dev/urandom > f; mkdir d; for n in $(seq 30); \
+        do head -c 7000 /dev/urandom > d/$n; done");
     live.checkpoint("one");
     let wanted = live.sh("md5sum < f");
     let mut reader = live.puppet("");
     // Bypassing the page cache, as often as possible.
     reader.run("import hashlib");
     reader.run("f = open('f', 'rb', buffering=0)");
-    reader.run("sums = lambda n: {(os.posix_fadvise(f.fileno(), 0, 0, 4), f.seek(0), hashlib.md5(f.read()).hexdigest())[2] for _ in range(n)}");
+    reader.run(
+        "sums = lambda n: {(os.posix_fadvise(f.fileno(), 0, 0, 4), f.seek(0), \
+         hashlib.md5(f.read()).hexdigest())[2] for _ in range(n)}",
+    );
     reader.begin("seen = sums(60)");
     for n in 0..4 {
         live.sh(&format!("(printf 'line {n}\\n'; cat f) > g; cp -r d d{n}; cp f f{n}"));

@@ -18,7 +18,8 @@ const MIB: u64 = 1 << 20;
 fn unneeded_content_is_freed_while_programs_go_on() {
     // The edit history would keep the content of single files.
     let live = Live::with_options("seq 1000 > base", &["-o", "history=0"]);
-    live.sh("mkdir d; head -c 20000000 /dev/urandom > d/large; head -c 3000000 /dev/urandom > kept; seq 500 > d/small");
+    live.sh("mkdir d; head -c 20000000 /dev/urandom > d/large; \
+        head -c 3000000 /dev/urandom > kept; seq 500 > d/small");
     live.checkpoint("large");
     live.sh("rm -r d; echo more >> kept");
     live.checkpoint("without");

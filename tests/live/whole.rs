@@ -154,16 +154,20 @@ fn a_checkpoint_contains_exactly_what_was_acknowledged_before_it() {
 fn git_finds_no_change_after_a_restore() {
     let mut live = Live::new(
         "git init -q .; git config user.email a@b; git config user.name n
-        mkdir -p src/deep; for i in $(seq 100); do echo \"file $i\" > src/$i; echo \"deep $i\" > src/deep/$i; done
+        mkdir -p src/deep; for i in $(seq 100); do echo \"file $i\" > src/$i
+        echo \"deep $i\" > src/deep/$i; done
         git add .; git commit -qm first",
     );
     let status = "git status --porcelain; git fsck --strict 2>&1 | grep -v '^dangling' || true";
     assert_eq!(live.sh(status), "");
-    live.sh("touch -d '1 hour ago' src/1; git status --porcelain; echo new > src/new; git add .; git commit -qm second");
+    live.sh("touch -d '1 hour ago' src/1; git status --porcelain; echo new > src/new; git add .; \
+        git commit -qm second");
     live.checkpoint("clean");
     let (index, seen) = (live.sh("cksum .git/index; git rev-parse HEAD"), live.snapshot());
-    live.sh("git mv src source; rm source/deep/*; git add -A; git commit -qm third; git gc -q; git checkout -q -b other");
-    live.sh("git reset -q --hard HEAD~2; echo junk > src/1; git stash -q || true; mv .git/objects .git/o2; mv .git/o2 .git/objects");
+    live.sh("git mv src source; rm source/deep/*; git add -A; git commit -qm third; git gc -q; \
+        git checkout -q -b other");
+    live.sh("git reset -q --hard HEAD~2; echo junk > src/1; git stash -q || true; \
+        mv .git/objects .git/o2; mv .git/o2 .git/objects");
     live.restore("clean");
     assert_same(&seen, &live.snapshot(), "the repository");
     // Inode numbers and times are as in the index, so git neither reads the files again nor
@@ -289,8 +293,10 @@ fn without(fields: &[&str], lines: &[String]) -> Vec<String> {
 #[test]
 fn an_older_checkpoint_is_exact_after_an_apply_and_a_remount() {
     let mut live = Live::new(
-        "mkdir -p dir/sub keep; echo one > one; echo two > dir/two; echo three > dir/sub/three; echo k > keep/k
-        echo pair > p1; ln p1 p2; ln -s one link; setfattr -n user.a -v 1 one; touch -d 2001-01-01 one dir/sub",
+        "mkdir -p dir/sub keep; echo one > one; echo two > dir/two; echo three > dir/sub/three; \
+         echo k > keep/k
+        echo pair > p1; ln p1 p2; ln -s one link; setfattr -n user.a -v 1 one
+        touch -d 2001-01-01 one dir/sub",
     );
     live.applied = true;
     let base = snapshot(&live.base, true);
@@ -301,7 +307,8 @@ fn an_older_checkpoint_is_exact_after_an_apply_and_a_remount() {
     );
     let untouched = live.snapshot();
     live.checkpoint("untouched");
-    live.sh("echo changed > one; mv dir moved; rm p1; echo new > new; chmod 600 moved/two; mkdir dir; echo d > dir/two");
+    live.sh("echo changed > one; mv dir moved; rm p1; echo new > new; chmod 600 moved/two; \
+        mkdir dir; echo d > dir/two");
     let changed = live.snapshot();
     live.checkpoint("changed");
     live.jailfs(&["apply"]);

@@ -77,7 +77,10 @@ fn a_copy_that_meets_the_limit_has_the_length_that_was_copied() {
     assert!((1 << 20..8 << 20).contains(&copied), "{copied}");
     assert_eq!(puppet.fail("os.copy_file_range(from_, to, 20000000)"), "ENOSPC");
     puppet.gives("os.fstat(to).st_size", &copied.to_string());
-    puppet.run("os.ftruncate(to, 3 << 20); fd = os.open('to', os.O_WRONLY | os.O_APPEND); os.write(fd, b'end'); os.close(fd)");
+    puppet.run(
+        "os.ftruncate(to, 3 << 20); fd = os.open('to', os.O_WRONLY | os.O_APPEND); \
+         os.write(fd, b'end'); os.close(fd)",
+    );
     drop(puppet);
     let seen = "stat -c %s to; cmp -n 3145728 to from && tail -c 3 to";
     assert_eq!(live.sh(seen), "3145731\nend");
@@ -91,7 +94,8 @@ fn an_unlinked_file_frees_the_blocks_that_are_cut_off() {
     let live = Live::with_options("echo base > base", &["-o", "max-bytes=48M"]);
     let mut puppet = live.puppet("");
     puppet.run(
-        "fd = os.open('gone', os.O_RDWR | os.O_CREAT); os.unlink('gone'); some = bytes(range(256)) * 4096",
+        "fd = os.open('gone', os.O_RDWR | os.O_CREAT); os.unlink('gone'); \
+         some = bytes(range(256)) * 4096",
     );
     for _ in 0..12 {
         puppet.run("os.ftruncate(fd, 0); [os.pwrite(fd, some, at << 20) for at in range(8)]");
@@ -105,7 +109,8 @@ fn an_unlinked_file_frees_the_blocks_that_are_cut_off() {
     puppet.run("PUNCH, KEEP = 2, 1");
     for _ in 0..12 {
         puppet.run(
-            "libc.fallocate(fd, PUNCH | KEEP, ctypes.c_long(1 << 20), ctypes.c_long(6 << 20)) and 1 / 0",
+            "libc.fallocate(fd, PUNCH | KEEP, ctypes.c_long(1 << 20), ctypes.c_long(6 << 20)) and \
+             1 / 0",
         );
         puppet.gives("os.pread(fd, 4096, 1 << 20) == bytes(4096)", "True");
         puppet.run("[os.pwrite(fd, some, at << 20) for at in range(1, 7)]");
@@ -150,7 +155,8 @@ fn with_a_writeback_cache_a_restore_also_restores_times() {
     live.sh("echo mine > mine; touch -d 2001-01-01 mine f; cat mine f base > /dev/null");
     let was = live.sh("stat -c '%n %s %Y %Z %a' mine f base");
     live.checkpoint("start");
-    live.sh("touch -d 2011-01-01 mine f base; chmod 600 f; cat mine f base > /dev/null; stat mine f base > /dev/null");
+    live.sh("touch -d 2011-01-01 mine f base; chmod 600 f; cat mine f base > /dev/null; \
+        stat mine f base > /dev/null");
     live.restore("start");
     assert_eq!(live.sh("stat -c '%n %s %Y %Z %a' mine f base"), was);
     live.sh("setfattr -n user.k -v v mine; sync");
@@ -167,7 +173,8 @@ fn with_a_writeback_cache_a_truncate_to_the_same_size_keeps_the_visible_time() {
     const CUT: &str = "import os
 for f in 'mine', 'base': os.truncate(f, os.stat(f).st_size)
 f = os.open('open', os.O_WRONLY); os.ftruncate(f, os.fstat(f).st_size)
-os.close(os.open('empty', os.O_WRONLY | os.O_TRUNC)); os.truncate('short', 2); os.truncate('long', 9999)";
+os.close(os.open('empty', os.O_WRONLY | os.O_TRUNC)); os.truncate('short', 2)
+os.truncate('long', 9999)";
     let live =
         Live::with_options("seq 100 > base; seq 100 > open; true > empty", &["-o", "writeback"]);
     live.sh("for f in mine short long; do seq 100 > $f; done; touch -d 2001-01-01 *; sync");

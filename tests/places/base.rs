@@ -117,7 +117,8 @@ fn over_a_copy_of_the_base_all_states_stay_and_work_goes_on() {
     const LIST: &str =
         "find . -printf '%p %y %n\n' | sort; cat d/* d/deep/* f/* f/g/* h* 2>/dev/null || true";
     let mut live = Live::new(
-        "mkdir -p d/deep e/g; echo a > d/a; echo b > d/deep/b; echo c > e/c; echo g > e/g/g; for n in 1 2 3 4 5; do echo $n > d/deep/$n; done; echo h > h1; ln h1 h2",
+        "mkdir -p d/deep e/g; echo a > d/a; echo b > d/deep/b; echo c > e/c; echo g > e/g/g; \
+         for n in 1 2 3 4 5; do echo $n > d/deep/$n; done; echo h > h1; ln h1 h2",
     );
     live.applied = true;
     live.sh("echo x > d/x; mv e f; echo y > f/y; echo whole > h1");
@@ -136,7 +137,8 @@ fn over_a_copy_of_the_base_all_states_stay_and_work_goes_on() {
         said(&live.mnt, &["restore", name]);
         assert_eq!(shell(&live.mnt, LIST), *list, "{name}");
     }
-    let work = "echo more >> d/a; echo new > d/deep/new; echo more >> d/deep/b; rm f/c; mv f/g d/g; echo more >> d/g/g; cat d/a d/deep/b d/g/g; ls d/deep f";
+    let work = "echo more >> d/a; echo new > d/deep/new; echo more >> d/deep/b; rm f/c; \
+        mv f/g d/g; echo more >> d/g/g; cat d/a d/deep/b d/g/g; ls d/deep f";
     let done = shell(&live.mnt, work);
     assert_eq!(done, "a\nmore\nb\nmore\ng\nmore\nd/deep:\n1\n2\n3\n4\n5\nb\nnew\n\nf:\ny\n");
     said(&live.mnt, &["restore", "second"]);
@@ -173,7 +175,8 @@ fn over_a_copy_of_the_base_pre_images_do_not_mix_with_its_files() {
     // Free inode numbers are used again.
     shell(
         &place,
-        "rm -rf mnt2; mkdir copy; cp -a base/. copy; rm -r base; mkdir base; tac=$(ls copy | sort -r); for n in $tac; do cp -a copy/$n base; done",
+        "rm -rf mnt2; mkdir copy; cp -a base/. copy; rm -r base; mkdir base; \
+         tac=$(ls copy | sort -r); for n in $tac; do cp -a copy/$n base; done",
     );
     said(&place, &["mount", "base", "mnt", "--other-base", "--store", "store"]);
     for _ in 0..2 {

@@ -57,11 +57,13 @@ pub const EXT4: &str = "truncate -s 16M ../image; mkfs.ext4 -q ../image";
 
 #[test]
 fn a_new_device_number_after_a_reboot_changes_nothing() {
-    let fill = "mkdir -p d/e; seq 9000 > part; seq 8000 > d/part; echo a > d/e/a; ln part hard; echo whole > whole";
+    let fill = "mkdir -p d/e; seq 9000 > part; seq 8000 > d/part; echo a > d/e/a; ln part hard; \
+        echo whole > whole";
     let (mut live, below, image) = on_image(EXT4, fill);
     live.sh("echo x >> part; echo x >> d/part; mv d/e f; rm whole");
     live.checkpoint("first");
-    live.sh("dd if=/dev/zero of=part bs=1 seek=20000 count=3 conv=notrunc status=none; chmod 600 d/part; mkdir new");
+    live.sh("dd if=/dev/zero of=part bs=1 seek=20000 count=3 conv=notrunc status=none; \
+        chmod 600 d/part; mkdir new");
     live.checkpoint("second");
     let (before, first) = (live.snapshot(), below.dev());
     live.umount();
@@ -114,7 +116,8 @@ fn a_new_device_number_after_a_reboot_changes_nothing() {
 #[test]
 fn the_subvolumes_of_btrfs_are_told_apart_after_a_reboot() {
     let make = "truncate -s 128M ../image; mkfs.btrfs -q ../image";
-    let fill = "for v in a b; do btrfs -q subvolume create $v; echo $v > $v/f; seq 3000 > $v/part; done; echo root > f";
+    let fill = "for v in a b; do btrfs -q subvolume create $v; echo $v > $v/f; seq 3000 > $v/part; \
+        done; echo root > f";
     let (mut live, below, image) = on_image(make, fill);
     let id = |path: &str| {
         let stat = std::fs::metadata(live.base.join(path)).unwrap();
@@ -151,11 +154,14 @@ fn the_subvolumes_of_btrfs_are_told_apart_after_a_reboot() {
 /// A quota of btrfs, which also applies to root.
 #[test]
 fn a_quota_gives_edquot_and_every_acknowledged_write_stays() {
-    let script = "truncate -s 192M ../image; mkfs.btrfs -q ../image; mkdir -m 700 ../store; mount -o loop ../image ../store
-        chmod 700 ../store; btrfs quota enable ../store; btrfs qgroup limit 24M 0/5 ../store; echo base > f";
+    let script = "truncate -s 192M ../image; mkfs.btrfs -q ../image; mkdir -m 700 ../store; \
+        mount -o loop ../image ../store
+        chmod 700 ../store; btrfs quota enable ../store; btrfs qgroup limit 24M 0/5 ../store
+        echo base > f";
     let mut live = Live::with_limit(script, &[], std::time::Duration::from_secs(200));
     let store = Below(live.store.clone());
-    live.sh("echo kept > kept; for n in 1 2 3; do echo $n > gone$n; done; head -c 4000000 /dev/urandom > first; md5sum first > sum");
+    live.sh("echo kept > kept; for n in 1 2 3; do echo $n > gone$n; done; \
+        head -c 4000000 /dev/urandom > first; md5sum first > sum");
     live.checkpoint("before");
     // Writes that were acknowledged and synced are there, refused ones are not.
     let fill = "

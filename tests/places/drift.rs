@@ -36,7 +36,8 @@ const CHANGES: &[(&str, &str)] = &[
     ("the same size", "printf X | dd of=part bs=1 seek=9000 conv=notrunc status=none"),
     (
         "the same size and time",
-        "touch -r part t; printf X | dd of=part bs=1 seek=9000 conv=notrunc status=none; touch -r t part; rm t",
+        "touch -r part t; printf X | dd of=part bs=1 seek=9000 conv=notrunc status=none; \
+         touch -r t part; rm t",
     ),
     ("truncated", "truncate -s 5000 part"),
     ("emptied", ": > part"),
@@ -51,11 +52,13 @@ const CHANGES: &[(&str, &str)] = &[
 #[test]
 fn every_change_of_a_copied_up_file_in_the_base_is_reported_and_never_mixed() {
     let mut live = Live::new(&format!(
-        "for n in $(seq 0 {}); do mkdir d$n; seq 9000 > d$n/part; echo whole > d$n/whole; echo all > d$n/all; done",
+        "for n in $(seq 0 {}); do mkdir d$n; seq 9000 > d$n/part; echo whole > d$n/whole; \
+         echo all > d$n/all; done",
         CHANGES.len()
     ));
     live.applied = true;
-    live.sh("for d in d*; do printf Y | dd of=$d/part bs=1 seek=20000 conv=notrunc status=none; echo mine > $d/all; done");
+    live.sh("for d in d*; do printf Y | dd of=$d/part bs=1 seek=20000 conv=notrunc status=none; \
+        echo mine > $d/all; done");
     let known = live.read("d0/part").into_bytes();
     live.sh("cat d*/part > /dev/null");
     let mut held: Vec<File> = Vec::new();
@@ -260,7 +263,8 @@ fn a_change_of_the_base_after_a_switch_is_not_mixed_with_earlier_reads() {
         let former = all.map(|path| std::fs::read(live.base.join(path)).unwrap());
         shell(
             &live.base,
-            "for path in log un shut; do echo user line >> $path; done; tr 0-9 a-j < big > t; cat t > big; cat t > wide; rm t",
+            "for path in log un shut; do echo user line >> $path; done; tr 0-9 a-j < big > t; \
+             cat t > big; cat t > wide; rm t",
         );
         for (path, former) in all.iter().zip(former) {
             shown(&live, path, &std::fs::read(live.base.join(path)).unwrap(), &former);
@@ -282,7 +286,8 @@ const RECORDS: &[(&str, &str)] = &[
 #[test]
 fn cached_pages_of_a_former_content_do_not_stay_in_a_copied_up_file() {
     let mut live = Live::new(&format!(
-        "for n in $(seq 0 {}); do mkdir log$n big$n; echo line > log$n/f; seq 90000 > big$n/f; done",
+        "for n in $(seq 0 {}); do mkdir log$n big$n; echo line > log$n/f; seq 90000 > big$n/f; \
+         done",
         RECORDS.len() - 1
     ));
     live.applied = true;
@@ -311,7 +316,8 @@ fn cached_pages_of_a_former_content_do_not_stay_in_a_copied_up_file() {
 #[test]
 fn a_file_that_is_replaced_in_the_base_shows_its_new_content() {
     let mut live = Live::new(
-        "seq 90000 > f; mkdir -p d/e a b; echo x > d/x; echo y > d/e/y; cp f d/e/f; cp f a/f; echo b > b/f; cp f gone; echo 1 > sub",
+        "seq 90000 > f; mkdir -p d/e a b; echo x > d/x; echo y > d/e/y; cp f d/e/f; cp f a/f; \
+         echo b > b/f; cp f gone; echo 1 > sub",
     );
     live.applied = true;
     live.sh("stat f gone a/f b/f d/x d/e/f d/e/y sub");
@@ -321,7 +327,8 @@ fn a_file_that_is_replaced_in_the_base_shows_its_new_content() {
     let former = std::fs::read(live.base.join("f")).unwrap();
     shell(
         &live.base,
-        "tr 0-9 a-j < f > t; mv t f; cp -r d other; echo new > other/new; echo z > other/e/f; mv d former; mv other d
+        "tr 0-9 a-j < f > t; mv t f; cp -r d other; echo new > other/new; echo z > other/e/f; \
+         mv d former; mv other d
         mv a t; mv b a; mv t b; rm gone sub; mkdir sub; echo 2 > sub/2",
     );
     // A path lookup finds the new file at once.
@@ -366,7 +373,8 @@ fn a_change_that_keeps_size_and_mtime_is_not_mixed_with_the_former_content() {
     let was = std::fs::metadata(live.base.join("one")).unwrap().mtime_nsec();
     shell(
         &live.base,
-        "for f in one two; do tr 0-9 a-j < $f > t; touch -r $f t; cat t > $f; touch -r t $f; rm t; done",
+        "for f in one two; do tr 0-9 a-j < $f > t; touch -r $f t; cat t > $f; touch -r t $f; rm t; \
+         done",
     );
     let now = std::fs::metadata(live.base.join("one")).unwrap();
     assert_eq!((now.mtime_nsec(), now.len()), (was, former.len() as u64), "it looks as it did");

@@ -35,7 +35,8 @@ fn python(dir: &Path, script: &str, argument: &str) -> String {
 /// A sandbox whose store is on a filesystem of its own.
 fn with_store_on(make: &str) -> (Live, Below) {
     let script = format!(
-        "{make} ../image; mkdir -m 700 ../store; mount -o loop ../image ../store; chmod 700 ../store; echo base > b"
+        "{make} ../image; mkdir -m 700 ../store; mount -o loop ../image ../store; \
+         chmod 700 ../store; echo base > b"
     );
     let live = Live::with_limit(&script, &[], LIMIT);
     let below = Below::at(&live.store);
@@ -127,7 +128,10 @@ fn a_store_whose_disk_failed_for_a_while_shows_what_was_synced() {
             &live.store,
             "sync -f .; head -c 200M /dev/zero > ../thin/filler 2>/dev/null || true",
         );
-        live.sh("head -c 30M /dev/urandom > big || true; python3 -c \"open('f', 'ab').write(b'e' * 3600)\" || true");
+        live.sh(
+            "head -c 30M /dev/urandom > big || true; python3 -c \"open('f', 'ab').write(b'e' * \
+             3600)\" || true",
+        );
         let answer = python(&live.mnt, FSYNC, "");
         assert_ne!(answer.trim(), "synced", "{filesystem}: the disk took nothing");
         live.umount_or_kill();

@@ -5,10 +5,13 @@ use serde_json::Value;
 use crate::device::on_image;
 use crate::harness::{Live, shell};
 
-const FILL: &str = "for f in late early exact linked; do echo $f > $f; done; ln linked other; mkdir d; echo x > d/x";
+const FILL: &str = "for f in late early exact linked; do echo $f > $f; done; ln linked other; \
+    mkdir d; echo x > d/x";
 /// The year 3000 is too late for any ext4, and 1850 too early; one second in 2020 has a fraction.
-const TOUCH: &str = "touch -d '3000-01-01 00:00:00.123456789Z' late d/x; touch -d 1850-01-01Z early linked
-    touch -d '2020-02-02 02:02:02.123456789Z' exact; echo new > d/new; touch -d 3000-05-05Z d/new d";
+const TOUCH: &str = "touch -d '3000-01-01 00:00:00.123456789Z' late d/x; \
+    touch -d 1850-01-01Z early linked
+    touch -d '2020-02-02 02:02:02.123456789Z' exact; echo new > d/new
+    touch -d 3000-05-05Z d/new d";
 
 /// The paths in the lines of one type.
 fn paths(lines: &[Value], of: &str) -> Vec<String> {
@@ -112,7 +115,8 @@ fn an_apply_keeps_the_flags_of_a_replaced_file_and_reports_those_that_are_lost()
         said.lines().map(letters).collect::<Vec<String>>()
     };
     live.sh(
-        "echo more >> late; echo more >> d/x; echo more >> linked; mv early moved; echo n > d/n; echo n > n",
+        "echo more >> late; echo more >> d/x; echo more >> linked; mv early moved; echo n > d/n; \
+         echo n > n",
     );
     let told = live.json(&["apply"]);
     assert_eq!(

@@ -9,14 +9,17 @@ use crate::harness::{Live, assert_same, shell, snapshot};
 use crate::states::{check, states};
 use crate::{jailfs, refused, said, text};
 
-const BASE: &str = "mkdir d; seq 9000 > d/big; echo one > one; ln one two; ln -s one link; setfattr -n user.k -v v one";
+const BASE: &str = "mkdir d; seq 9000 > d/big; echo one > one; ln one two; ln -s one link; \
+    setfattr -n user.k -v v one";
 
 /// Every kind of content in a pool: holes, punched blocks, large and small files.
 fn worked() -> Live {
     let mut live = Live::new(BASE);
-    live.sh("echo x >> d/big; truncate -s 3M sparse; seq 100 | dd of=sparse bs=1k seek=2000 conv=notrunc status=none");
+    live.sh("echo x >> d/big; truncate -s 3M sparse; seq 100 | dd of=sparse bs=1k seek=2000 \
+        conv=notrunc status=none");
     live.sh(
-        "head -c 300000 /dev/urandom > gone; head -c 70000 /dev/urandom > kept; mkdir -p a/b; mv one a/b/",
+        "head -c 300000 /dev/urandom > gone; head -c 70000 /dev/urandom > kept; mkdir -p a/b; \
+         mv one a/b/",
     );
     live.checkpoint("first");
     live.sh("rm gone; head -c 5000 /dev/zero > zeros; echo y >> two; chmod 600 kept");

@@ -11,8 +11,8 @@ fn base(dir: &Path) {
     let output = std::process::Command::new("sh")
         .arg("-c")
         .arg(
-            "chmod 755 . dir; chmod 640 file; mkdir given; setfacl -m u:4001:rwx,d:u:4002:rwx,d:g:4100:r-x given; \
-             touch ours; setfacl -m u:4001:rw ours",
+            "chmod 755 . dir; chmod 640 file; mkdir given; setfacl -m \
+             u:4001:rwx,d:u:4002:rwx,d:g:4100:r-x given; touch ours; setfacl -m u:4001:rw ours",
         )
         .current_dir(dir)
         .status();
@@ -35,11 +35,16 @@ fn access_acls_are_set_listed_and_kept_in_step_with_the_mode() {
             "setfacl -b given; getfattr -m - given; getfacl -n given",
             "setfacl -d -m u:4001:r file",
             "setfacl -m u:4001:rw nothing",
-            "cp -a ours copy; getfacl -n copy; mv ours moved; getfacl -n moved; ln moved hard; getfacl -n hard",
-            "python3 -c 'import os\nos.setxattr(\"file\", \"system.posix_acl_access\", b\"\\x02\\0\\0\\0junk\")'",
-            "python3 -c 'import os\nos.setxattr(\"file\", \"system.posix_acl_access\", b\"\\x02\\0\\0\\0\")'; stat -c %a file",
-            "python3 -c 'import os\nos.setxattr(\"file\", \"system.posix_acl_access\", b\"\\x01\\0\\0\\0\")'",
-            "python3 -c 'import os\nos.removexattr(\"file\", \"system.posix_acl_access\")'; getfacl -n file",
+            "cp -a ours copy; getfacl -n copy; mv ours moved; getfacl -n moved; ln moved hard; \
+             getfacl -n hard",
+            "python3 -c 'import os\nos.setxattr(\"file\", \"system.posix_acl_access\", \
+             b\"\\x02\\0\\0\\0junk\")'",
+            "python3 -c 'import os\nos.setxattr(\"file\", \"system.posix_acl_access\", \
+             b\"\\x02\\0\\0\\0\")'; stat -c %a file",
+            "python3 -c 'import os\nos.setxattr(\"file\", \"system.posix_acl_access\", \
+             b\"\\x01\\0\\0\\0\")'",
+            "python3 -c 'import os\nos.removexattr(\"file\", \"system.posix_acl_access\")'; \
+             getfacl -n file",
             "python3 -c 'import os\nos.getxattr(\"file\", \"system.posix_acl_access\")'",
         ] {
             // Of python's output only the last line, which names the errno.
@@ -55,14 +60,15 @@ fn default_acls_are_inherited_and_override_the_umask() {
         for umask in ["022", "077", "0"] {
             for dir in ["dir", "given"] {
                 side.sh(&format!(
-                    "umask {umask}; cd {dir}; touch f; mkdir d; mkfifo p; ln -s x l; install -m 600 /dev/null i; \
-                     mkdir -m 700 m; mkdir -p a/b/c; touch a/b/c/f; \
+                    "umask {umask}; cd {dir}; touch f; mkdir d; mkfifo p; ln -s x l; \
+                     install -m 600 /dev/null i; mkdir -m 700 m; mkdir -p a/b/c; touch a/b/c/f; \
                      getfacl -n f d p i m a/b/c a/b/c/f; stat -c '%n %a' *; rm -rf *"
                 ));
             }
         }
         // A default ACL that is equivalent to a mode.
-        side.sh("setfacl -b dir; setfacl -m d:u::rwx,d:g::rx,d:o::- dir; umask 0; touch dir/f; mkdir dir/d; getfacl -n dir/f dir/d");
+        side.sh("setfacl -b dir; setfacl -m d:u::rwx,d:g::rx,d:o::- dir; umask 0; touch dir/f; \
+            mkdir dir/d; getfacl -n dir/f dir/d");
     });
 }
 
@@ -70,7 +76,8 @@ fn default_acls_are_inherited_and_override_the_umask() {
 fn acls_decide_access() {
     same(base, |side| {
         side.sh("chmod 600 file; setfacl -m u:4001:r,u:4002:rw,g:4003:r file");
-        let tries = "cat file; (echo >> file) 2>/dev/null && echo written; test -r file; echo r $?; test -w file; echo w $?";
+        let tries = "cat file; (echo >> file) 2>/dev/null && echo written; test -r file; \
+            echo r $?; test -w file; echo w $?";
         for user in [4001, 4002, 4003, 4004] {
             side.as_user(user, tries);
         }

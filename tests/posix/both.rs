@@ -126,8 +126,9 @@ pub fn as_user<T: Send>(user: u32, groups: &[u32], act: impl FnOnce() -> T + Sen
         let thread = scope.spawn(|| {
             let none = std::ptr::null::<u32>();
             let list = if groups.is_empty() { none } else { groups.as_ptr() };
-            // SAFETY: the bare system calls setgroups(2), setresgid(2) and setresuid(2) read `groups.len()` numbers and
-            // change the credentials of the calling thread only, which ends after `act`.
+            // SAFETY: the bare system calls setgroups(2), setresgid(2) and setresuid(2) read
+            // `groups.len()` numbers and change the credentials of the calling thread only, which
+            // ends after `act`.
             let failed = unsafe {
                 libc::syscall(libc::SYS_setgroups, groups.len(), list)
                     | libc::syscall(libc::SYS_setresgid, user, user, user)

@@ -26,7 +26,8 @@ impl Reader {
     }
 
     fn next(&mut self) -> Option<String> {
-        // SAFETY: readdir(3) of an open stream; its entry is valid until the next call, and its name ends with NUL.
+        // SAFETY: readdir(3) of an open stream; its entry is valid until the next call, and its
+        // name ends with NUL.
         let name = unsafe {
             let entry = libc::readdir(self.0);
             if entry.is_null() {

@@ -41,11 +41,9 @@ fn directories_can_be_deeper_than_any_path() {
     same(
         |dir| fs::create_dir_all(dir.join("base/of/it")).unwrap(),
         |side| {
-            side.sh(
-                "cd base/of/it; n=0; while [ $n -lt 60 ]; do \
-                 d=$(printf %0100d $n); mkdir $d && cd -P ./$d || exit 1; n=$((n+1)); done; echo deep > file; \
-                 cat file; cd ../../..; ls | wc -l",
-            );
+            side.sh("cd base/of/it; n=0; while [ $n -lt 60 ]; do d=$(printf %0100d $n); \
+                mkdir $d && cd -P ./$d || exit 1; n=$((n+1)); done; echo deep > file; cat file; \
+                cd ../../..; ls | wc -l");
             side.sh("find . -type d | wc -l; find . -type f -exec cat {} +; rm -rf base; ls");
         },
     );

@@ -33,11 +33,13 @@ fn an_inode_number_stays_whatever_happens_to_the_file() {
         let device = identity(live, "").0;
         assert!(at.iter().all(|path| identity(live, path).0 == device), "one device after {what}");
     };
-    live.sh("echo more >> file; chmod 600 file; touch -d 2001-01-01 dir/sub dir/sub/in; setfattr -n user.a -v b dir");
+    live.sh("echo more >> file; chmod 600 file; touch -d 2001-01-01 dir/sub dir/sub/in; \
+        setfattr -n user.a -v b dir");
     same(&live, all, "writes and changes of attributes");
     assert_eq!(identity(&live, "file").0, before[0].0, "the device as well");
     live.checkpoint("one");
-    live.sh("mv file moved; mv dir other; mv link fifo other; ln other/sub/in hard; truncate -s 0 moved");
+    live.sh("mv file moved; mv dir other; mv link fifo other; ln other/sub/in hard; \
+        truncate -s 0 moved");
     let moved = ["moved", "other", "other/sub", "other/sub/in", "other/link", "other/fifo"];
     same(&live, moved, "renames and a truncation");
     assert_eq!(identity(&live, "moved").0, before[0].0);

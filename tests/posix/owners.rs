@@ -137,9 +137,11 @@ fn a_setgid_directory_passes_its_group_on() {
                     side.as_user(
                         user,
                         &format!(
-                            "cd {dir}; umask 002; touch f{user}; mkdir d{user}; mkdir d{user}/below; mkfifo p{user}; \
-                             ln -s x l{user}; touch d{user}/below/f; (umask 0; mkdir -m 0755 m{user}); \
-                             stat -c '%n %a %u %g' f{user} d{user} p{user} l{user} d{user}/below d{user}/below/f m{user}"
+                            "cd {dir}; umask 002; touch f{user}; mkdir d{user}; \
+                             mkdir d{user}/below; mkfifo p{user}; ln -s x l{user}; \
+                             touch d{user}/below/f; (umask 0; mkdir -m 0755 m{user}); \
+                             stat -c '%n %a %u %g' f{user} d{user} p{user} l{user} d{user}/below \
+                             d{user}/below/f m{user}"
                         ),
                     );
                     // A user cannot create a setgid program for a group that the user is not in.
@@ -155,7 +157,10 @@ fn a_setgid_directory_passes_its_group_on() {
                     );
                 }
             }
-            side.sh("mv new/f0 of-base/moved; mv of-base/d0 .; stat -c '%n %a %g' of-base/moved d0 d0/below");
+            side.sh(
+                "mv new/f0 of-base/moved; mv of-base/d0 .; stat -c '%n %a %g' of-base/moved d0 \
+                 d0/below",
+            );
         },
     );
 }
@@ -177,7 +182,8 @@ fn in_a_sticky_directory_only_owners_can_remove() {
             side.as_user(BOB, "cd tmp; rm -f alice; rm -f a-new; rmdir a-dir; rm -f root; ls");
             side.as_user(
                 BOB,
-                "cd tmp; mv alice x; mv bob alice; touch over; mv -f over a-new; echo y > alice; ls",
+                "cd tmp; mv alice x; mv bob alice; touch over; mv -f over a-new; echo y > alice; \
+                 ls",
             );
             side.as_user(BOB, "cd tmp; mv a-dir b-dir; ln alice second; rm second; ls");
             side.as_user(ALICE, "cd tmp; mv a-dir b-dir; rm alice a-new; ls");
@@ -233,9 +239,8 @@ fn a_change_clears_privileges_as_on_the_host() {
                         side.sh_with(
                             &format!(
                                 "rm -f p; cp of-base p; chown {owner}:{owner} p; chmod {mode} p; \
-                                 setcap cap_chown=ep p; \
-                                 setpriv --reuid={user} --regid={user} --clear-groups sh -c \"$1\"; \
-                                 stat -c '%a %u %g %s' p; getcap p"
+                                 setcap cap_chown=ep p; setpriv --reuid={user} --regid={user} \
+                                 --clear-groups sh -c \"$1\"; stat -c '%a %u %g %s' p; getcap p"
                             ),
                             way,
                         );
@@ -251,8 +256,10 @@ fn a_change_clears_privileges_as_on_the_host() {
 #[test]
 fn a_write_through_a_mapping_clears_only_capabilities() {
     let bench = crate::common::Bench::new();
-    let script = "echo 0123456789 > p; chmod 6777 p; setcap cap_chown=ep p; python3 -c 'import os, mmap\n\
-                  f=os.open(\"p\", os.O_RDWR)\nm=mmap.mmap(f, 4)\nm[0]=55\nm.close()'; stat -c %a p; getcap p; cat p";
+    let script = "echo 0123456789 > p; chmod 6777 p; setcap cap_chown=ep p; \
+        python3 -c 'import os, mmap\n\
+        f=os.open(\"p\", os.O_RDWR)\nm=mmap.mmap(f, 4)\nm[0]=55\n\
+        m.close()'; stat -c %a p; getcap p; cat p";
     let output =
         std::process::Command::new("sh").arg("-c").arg(script).current_dir(bench.at("")).output();
     assert_eq!(String::from_utf8_lossy(&output.unwrap().stdout), "6777\n7123456789\n");
@@ -269,7 +276,8 @@ fn the_first_write_to_a_base_file_clears_its_capabilities() {
             assert!(set.current_dir(dir).status().unwrap().success());
         },
         |side| {
-            side.sh("getcap p q; printf x >> p; getcap p q; chmod 711 q; touch q; mv q r; getcap r; chown 5 r; getcap r");
+            side.sh("getcap p q; printf x >> p; getcap p q; chmod 711 q; touch q; mv q r; \
+                getcap r; chown 5 r; getcap r");
         },
     );
 }
@@ -277,10 +285,10 @@ fn the_first_write_to_a_base_file_clears_its_capabilities() {
 #[test]
 fn owners_and_groups_change_as_permitted() {
     same(base, |side| {
-        side.sh(
-            "chown 4002:4100 private; stat -c '%u %g' private; chown 4001 private; stat -c '%u %g' private",
-        );
-        side.sh("ln -s open link; chown -h 7:8 link; stat -c '%n %u %g' link open; chown 4001:4001 link; stat -c '%u %g' open");
+        side.sh("chown 4002:4100 private; stat -c '%u %g' private; chown 4001 private; \
+            stat -c '%u %g' private");
+        side.sh("ln -s open link; chown -h 7:8 link; stat -c '%n %u %g' link open; \
+            chown 4001:4001 link; stat -c '%u %g' open");
         let group = side.at("group");
         let tries = as_user(ALICE, &[TEAM, BOB], || {
             [

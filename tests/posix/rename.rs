@@ -23,8 +23,8 @@ fn base(dir: &Path) {
 fn everything(side: &mut Side, what: &str) {
     side.note(what, "");
     side.sh(
-        "find . -printf '%p %y %n %m %s\\n' | sed 's/ d \\([0-9]*\\) \\([0-9]*\\) .*/ d \\1 \\2/' | sort; \
-         find . -type f | sort | xargs cat",
+        "find . -printf '%p %y %n %m %s\\n' | sed 's/ d \\([0-9]*\\) \\([0-9]*\\) .*/ d \\1 \\2/' \
+         | sort; find . -type f | sort | xargs cat",
     );
 }
 

@@ -28,7 +28,8 @@ fn copy_file_range(
 ) -> nix::Result<usize> {
     let pointer =
         |offset: Option<&mut i64>| offset.map_or(std::ptr::null_mut(), |offset| &raw mut *offset);
-    // SAFETY: copy_file_range(2) of two open files reads and writes the two offsets, which are borrowed mutably.
+    // SAFETY: copy_file_range(2) of two open files reads and writes the two offsets, which are
+    // borrowed mutably.
     let copied = unsafe {
         libc::copy_file_range(from.as_raw_fd(), pointer(at), to.as_raw_fd(), pointer(into), len, 0)
     };
@@ -193,7 +194,8 @@ fn holes_stay_holes_through_checkpoints_restores_and_remounts() {
     assert_eq!(told(&live), [(10, 11), (20, 21)]);
     live.checkpoint("two");
     live.sh(
-        "fallocate -p -o 40960 -l 4096 file; printf z | dd of=file bs=4096 seek=21 conv=notrunc status=none",
+        "fallocate -p -o 40960 -l 4096 file; printf z | dd of=file bs=4096 seek=21 conv=notrunc \
+         status=none",
     );
     assert_eq!(told(&live), [(20, 22)]);
     live.remount();

@@ -241,7 +241,8 @@ fn judge(left: &Left, base: &Path, promises: &[(usize, Promise)]) {
 #[test]
 fn a_power_cut_while_everything_runs_keeps_every_promise() {
     let _turn = TURN.lock();
-    let make = "truncate -s 24M ../image; mkfs.ext4 -q -b 4096 -J size=4 ../image; mount -o loop,noatime,noauto_da_alloc ../image $PWD";
+    let make = "truncate -s 24M ../image; mkfs.ext4 -q -b 4096 -J size=4 ../image; \
+        mount -o loop,noatime,noauto_da_alloc ../image $PWD";
     let fill = "rmdir lost+found; mkdir written restored undone applied; sync -f .";
     let mut live =
         Live::with_limit(&format!("{make}; cd $PWD; {fill}"), &[], Duration::from_secs(200));

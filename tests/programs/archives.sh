@@ -75,7 +75,8 @@ work() {
     cp -a tree/dir/blob "$OUT/tree/dir/blob"
     for made in tree "$OUT/tree"; do
         # Set the times that came from the clock to equal values.
-        find $made ! -newermt 2025-01-01 -o -newermt 2037-01-01 -o -exec touch -h -d '2020-01-01 00:00:00.5' {} +
+        find $made ! -newermt 2025-01-01 -o -newermt 2037-01-01 -o \
+            -exec touch -h -d '2020-01-01 00:00:00.5' {} +
     done
     same "$OUT/tree" tree
     round_trip within tree .

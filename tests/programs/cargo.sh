@@ -2,9 +2,10 @@
 # tree. Their versions are those of the lock file $LOCK, so a machine that built the tests has them.
 export CARGO_NET_OFFLINE=true CARGO_TERM_COLOR=never
 
-build() { # how many units were fresh, and how many were built
+build() { # prints how many units were fresh, and how many were built
     cargo build --message-format=json > said 2> errors || { cat errors; return 1; }
-    echo "fresh $(grep -c '"fresh":true' said || true) built $(grep -c '"fresh":false' said || true)"
+    echo "fresh $(grep -c '"fresh":true' said || true)" \
+        "built $(grep -c '"fresh":false' said || true)"
 }
 
 work() {
@@ -33,7 +34,10 @@ work() {
 	mod other;
 	#[derive(serde::Serialize)]
 	struct Said { made: u32, other: u32 }
-	fn main() { println!("{}", serde_json::to_string(&Said { made: MADE, other: other::other() }).unwrap()); }
+	fn main() {
+	    let said = Said { made: MADE, other: other::other() };
+	    println!("{}", serde_json::to_string(&said).unwrap());
+	}
 	END
     echo 'pub fn other() -> u32 { 7 }' > src/other.rs
     cargo vendor -q --offline > .cargo/config.toml

@@ -1,6 +1,7 @@
 # Editors and similar programs: vim in all its ways to save, sed and perl in place, and patch; and
 # find, which must find the results.
-later_than() { # waits until a file that is written now is newer than this one, on a filesystem with a coarse clock too
+# Waits until a file written now is newer than this one, even if the filesystem's clock is coarse.
+later_than() {
     until touch "$1.probe" && test "$1.probe" -nt "$1"; do :; done
     rm "$1.probe"
 }
@@ -69,10 +70,12 @@ work() {
     test -s patched/a.rej
 
     # Exactly the changes since the reference.
-    find . -type f -newer reference ! -path './old/*' ! -path './new/*' ! -path './patched/*' ! -name said ! -name newer | sort > newer
-    printf '%s\n' ./.file2.un~ ./all.patch ./during ./file1 ./file1.bak ./file2 ./file3 ./file4 ./file4.twin ./keys ./sub/script |
-        sort | diff - newer
-    find . -type f -printf '%p %T@ %i\n' ! -name said ! -name times | grep -v -e said -e times | sort > times
+    find . -type f -newer reference ! -path './old/*' ! -path './new/*' ! -path './patched/*' \
+        ! -name said ! -name newer | sort > newer
+    printf './%s\n' .file2.un~ all.patch during file1 file1.bak file2 file3 file4 file4.twin keys \
+        sub/script | sort | diff - newer
+    find . -type f -printf '%p %T@ %i\n' ! -name said ! -name times | grep -v -e said -e times |
+        sort > times
 }
 
 holds() {

@@ -1,8 +1,10 @@
 # git: repositories that were cloned, rebased, packed and collected, and their state afterwards.
-export GIT_AUTHOR_NAME=t GIT_AUTHOR_EMAIL=t@example.org GIT_COMMITTER_NAME=t GIT_COMMITTER_EMAIL=t@example.org
+export GIT_AUTHOR_NAME=t GIT_AUTHOR_EMAIL=t@example.org
+export GIT_COMMITTER_NAME=t GIT_COMMITTER_EMAIL=t@example.org
 export GIT_CONFIG_NOSYSTEM=1 GIT_EDITOR=true
 # No background job of git may change a tree while it is compared.
-export GIT_CONFIG_COUNT=2 GIT_CONFIG_KEY_0=gc.auto GIT_CONFIG_VALUE_0=0 GIT_CONFIG_KEY_1=maintenance.auto GIT_CONFIG_VALUE_1=false
+export GIT_CONFIG_COUNT=2 GIT_CONFIG_KEY_0=gc.auto GIT_CONFIG_VALUE_0=0
+export GIT_CONFIG_KEY_1=maintenance.auto GIT_CONFIG_VALUE_1=false
 
 commit() { # NAME COUNT: that many commits on files of that name
     for n in $(seq "$2"); do
@@ -45,7 +47,8 @@ work() {
     git add run
     git rebase --continue > ../said 2>&1
     test "$(git rev-list --count main..topic)" = 11
-    GIT_SEQUENCE_EDITOR="sed -i '3s/pick/squash/'" git rebase -q -i --exec 'test -x d1 && git diff-index --quiet HEAD' HEAD~6
+    GIT_SEQUENCE_EDITOR="sed -i '3s/pick/squash/'" git rebase -q -i \
+        --exec 'test -x d1 && git diff-index --quiet HEAD' HEAD~6
     test "$(git rev-list --count main..topic)" = 10
     # A stash, a merge, a rename, a series of patches.
     echo loose >> all-topic

@@ -12,7 +12,8 @@ work() {
     done
     echo '#define FACTOR 2' > src/factor.h
     echo '#include "factor.h"' >> src/all.h
-    printf '#include <stdio.h>\n#include "all.h"\nint main(void) { printf("%%d\\n", f3() + f20()); }\n' > main.c
+    printf '#include <stdio.h>\n#include "all.h"\n' > main.c
+    printf 'int main(void) { printf("%%d\\n", f3() + f20()); }\n' >> main.c
     cat > Makefile <<-'END'
 	.RECIPEPREFIX := >
 	OBJECTS := $(patsubst %.c,%.o,$(sort $(wildcard src/*.c)))

@@ -1,11 +1,13 @@
 # PostgreSQL: a cluster with checksums and a tablespace; pgbench at full speed; all its processes
 # killed with -9, and its own recovery. It must not run as root. $OUT is a directory elsewhere.
 PATH=$(ls -d /usr/lib/postgresql/*/bin | sort -V | tail -n 1):$PATH
-export PGDATA=$PWD/data PGHOST=$PWD PGDATABASE=postgres PGUSER=bench PGOPTIONS='-c client_min_messages=warning'
+export PGDATA=$PWD/data PGHOST=$PWD PGDATABASE=postgres PGUSER=bench
+export PGOPTIONS='-c client_min_messages=warning'
 
 start() { pg_ctl -s -w -t 60 -l "$OUT/log" start || { tail -n 20 "$OUT/log"; return 1; }; }
 
-stop() { # and waits until the process is gone as well, so that nobody takes it for a server that still runs
+# Stops the server and waits until its process is gone, because the next start looks for it.
+stop() {
     main=$(head -n 1 data/postmaster.pid)
     pg_ctl -s -w -t 60 -m "${1-fast}" stop
     while test -d "/proc/$main"; do :; done
@@ -23,16 +25,25 @@ kill_all() {
     for process in $all; do while test -d "/proc/$process"; do :; done; done
 }
 
-consistent() { # what each transaction of pgbench keeps equal
+# Checks the sums that each transaction of pgbench keeps equal.
+consistent() {
     test "$(ask 'select count(*) from pgbench_accounts')" = 100000
-    test "$(ask 'select count(distinct s) from (select sum(abalance) s from pgbench_accounts union all select sum(tbalance)
-        from pgbench_tellers union all select sum(bbalance) from pgbench_branches union all select sum(delta) from pgbench_history) x')" = 1
+    test "$(ask 'select count(distinct s) from (select sum(abalance) s from pgbench_accounts
+        union all select sum(tbalance) from pgbench_tellers
+        union all select sum(bbalance) from pgbench_branches
+        union all select sum(delta) from pgbench_history) x')" = 1
     pg_amcheck --heapallindexed
 }
 
 begin() { # a cluster that runs, with the tables of pgbench
     initdb -D data -U bench -A trust --data-checksums --wal-segsize=1 --no-sync > "$OUT/said"
-    printf "listen_addresses = ''\nunix_socket_directories = '%s'\nshared_buffers = 16MB\nmax_wal_size = 16MB\nmin_wal_size = 5MB\n" "$PWD" >> data/postgresql.conf
+    cat >> data/postgresql.conf <<-END
+	listen_addresses = ''
+	unix_socket_directories = '$PWD'
+	shared_buffers = 16MB
+	max_wal_size = 16MB
+	min_wal_size = 5MB
+	END
     start
     mkdir space
     ask "create tablespace elsewhere location '$PWD/space'"

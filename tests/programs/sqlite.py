@@ -17,39 +17,48 @@ def make(path, mode):
     db = sqlite3.connect(path, isolation_level=None)
     assert db.execute(f"PRAGMA journal_mode = {mode}").fetchone()[0] == mode
     db.execute("CREATE TABLE account (id INTEGER PRIMARY KEY, money INTEGER NOT NULL)")
-    db.execute("CREATE TABLE transfer (writer TEXT, n INTEGER, ballast BLOB, PRIMARY KEY (writer, n))")
+    db.execute(
+        "CREATE TABLE transfer (writer TEXT, n INTEGER, ballast BLOB, PRIMARY KEY (writer, n))"
+    )
     db.execute("BEGIN")
     db.executemany("INSERT INTO account VALUES (?, ?)", [(n, MONEY) for n in range(ACCOUNTS)])
     db.execute("COMMIT")
 
 
 def write(path, writer, acknowledged, limit, stop):
-    """Until there are that many transfers, or a file is there; each is acknowledged after its commit."""
+    """Moves money until `limit` transfers are made or `stop` exists. Records each committed one."""
     db, n = open_it(path), 0
-    with open(acknowledged, "a") as told:
+    with open(acknowledged, "a") as committed:
         while n < limit and not os.path.exists(stop):
             n += 1
             source, target = (n * 7 + hash(writer)) % ACCOUNTS, (n * 13 + 1) % ACCOUNTS
             db.execute("BEGIN IMMEDIATE")
             db.execute("UPDATE account SET money = money - 1 WHERE id = ?", (source,))
             db.execute("UPDATE account SET money = money + 1 WHERE id = ?", (target,))
-            db.execute("INSERT INTO transfer VALUES (?, ?, randomblob(?))", (writer, n, n % 50 * 100))
+            db.execute(
+                "INSERT INTO transfer VALUES (?, ?, randomblob(?))", (writer, n, n % 50 * 100)
+            )
             if n % 10 == 0:
                 db.execute("DELETE FROM transfer WHERE writer = ? AND n = ?", (writer, n - 5))
             db.execute("COMMIT")
-            told.write(f"{n}\n")
-            told.flush()
+            committed.write(f"{n}\n")
+            committed.flush()
 
 
 def read(path, stop):
     db, seen = open_it(path), 0
     while not os.path.exists(stop):
         db.execute("BEGIN")
-        money, = db.execute("SELECT sum(money) FROM account").fetchone()
-        rows, = db.execute("SELECT count(*) FROM transfer").fetchone()
-        again, = db.execute("SELECT count(*) FROM transfer").fetchone()
+        (money,) = db.execute("SELECT sum(money) FROM account").fetchone()
+        (rows,) = db.execute("SELECT count(*) FROM transfer").fetchone()
+        (again,) = db.execute("SELECT count(*) FROM transfer").fetchone()
         db.execute("COMMIT")
-        assert money == ACCOUNTS * MONEY and rows == again and rows >= seen, (money, rows, again, seen)
+        assert money == ACCOUNTS * MONEY and rows == again and rows >= seen, (
+            money,
+            rows,
+            again,
+            seen,
+        )
         seen = rows - rows // 10 - 10
 
 
@@ -57,7 +66,7 @@ def check(path, acknowledged):
     """The database is whole, and has every transfer that these files acknowledge."""
     db = open_it(path)
     assert db.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
-    money, = db.execute("SELECT sum(money) FROM account").fetchone()
+    (money,) = db.execute("SELECT sum(money) FROM account").fetchone()
     assert money == ACCOUNTS * MONEY, money
     for file in acknowledged:
         writer = os.path.basename(file).split(".")[0]

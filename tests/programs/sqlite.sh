@@ -7,7 +7,7 @@ together() { # DATABASE LIMIT: until each writer made that many transfers, or $O
     rm -f "$OUT/read"
     writers=
     for n in 1 2 3 4; do
-        bank write "$1" "$1$n" "$OUT/$1$n.told" "$2" "$OUT/stop" & writers="$writers $!"
+        bank write "$1" "$1$n" "$OUT/$1$n.committed" "$2" "$OUT/stop" & writers="$writers $!"
     done
     bank read "$1" "$OUT/read" & first=$!
     bank read "$1" "$OUT/read" & second=$!
@@ -22,16 +22,17 @@ work() {
         bank make $mode $mode
         together $mode 150
         # A writer that is killed loses no acknowledged transfer.
-        /usr/bin/python3 -I "$PROGRAMS/sqlite.py" write $mode ${mode}5 "$OUT/${mode}5.told" 1000000 "$OUT/stop" & killed=$!
-        until test "$(cat "$OUT/${mode}5.told" 2> /dev/null | wc -l)" -ge 20; do :; done
+        /usr/bin/python3 -I "$PROGRAMS/sqlite.py" write \
+            $mode ${mode}5 "$OUT/${mode}5.committed" 1000000 "$OUT/stop" & killed=$!
+        until test "$(cat "$OUT/${mode}5.committed" 2> /dev/null | wc -l)" -ge 20; do :; done
         kill -9 $killed
         fails wait $killed
-        bank check $mode "$OUT/$mode"?.told
+        bank check $mode "$OUT/$mode"?.committed
     done
 }
 
 holds() {
-    for mode in wal delete; do bank check $mode "$OUT/$mode"?.told; done
+    for mode in wal delete; do bank check $mode "$OUT/$mode"?.committed; done
 }
 
 more() {
@@ -40,7 +41,7 @@ more() {
     rm delete
     bank make delete delete
     together delete 20
-    bank check delete "$OUT"/delete?.told
+    bank check delete "$OUT"/delete?.committed
     head -c 100000 /dev/urandom | dd of=wal bs=4096 seek=3 conv=notrunc status=none
     fails bank check wal 2> said
 }
@@ -51,4 +52,4 @@ begin() { bank make live wal; }
 live() { together live 1000000; }
 
 # Checks the transfers that were acknowledged when $OUT/then was written.
-lived() { bank check live "$OUT/then"/live?.told; }
+lived() { bank check live "$OUT/then"/live?.committed; }

@@ -15,9 +15,12 @@ work() {
 	from package import twice
 	def test_twice(): assert twice(21) == 42
 	def test_where(): assert sys.prefix == os.path.join(os.getcwd(), "venv")
-	def test_temporary(tmp_path): (tmp_path / "f").write_text("x"); assert (tmp_path / "f").read_text() == "x"
+	def test_temporary(tmp_path):
+	    (tmp_path / "f").write_text("x")
+	    assert (tmp_path / "f").read_text() == "x"
 	END
-    printf '[build-system]\nrequires = []\n[tool.pytest.ini_options]\npythonpath = "."\n' > pyproject.toml
+    printf '[build-system]\nrequires = []\n' > pyproject.toml
+    printf '[tool.pytest.ini_options]\npythonpath = "."\n' >> pyproject.toml
     venv/bin/pip freeze > frozen
     grep -q '^pytest==' frozen
 }

@@ -16,10 +16,13 @@ use crate::library::{ME, Place, name};
 #[test]
 fn history_entries_are_files_that_cat_diff_cp_and_grep_read() {
     let live = Live::new(
-        "mkdir src other; printf 'one\\n' > src/main.rs; chmod 640 src/main.rs; chown 1234:4321 src/main.rs
-        setfattr -n user.note -v kept src/main.rs; touch -d 2001-02-03T04:05:06.789 src/main.rs; echo same > other/same",
+        "mkdir src other; printf 'one\\n' > src/main.rs; chmod 640 src/main.rs; \
+         chown 1234:4321 src/main.rs
+        setfattr -n user.note -v kept src/main.rs; touch -d 2001-02-03T04:05:06.789 src/main.rs
+        echo same > other/same",
     );
-    live.sh("echo two > src/main.rs; printf 'three\\nlines\\n' > src/main.rs; seq 1 50000 > src/gone; rm src/gone");
+    live.sh("echo two > src/main.rs; printf 'three\\nlines\\n' > src/main.rs; \
+        seq 1 50000 > src/gone; rm src/gone");
     assert_eq!(
         live.sh("ls .jailfs; ls .jailfs/history"),
         "checkpoints\nhistory\nlog\nstatus\nsrc\n"
@@ -111,7 +114,8 @@ fn a_lookup_after_an_edit_finds_its_entry() {
 #[test]
 fn a_path_that_was_a_file_and_is_a_directory_shows_both() {
     let live = Live::new("echo file > a");
-    live.sh("echo more > a; rm a; mkdir a; echo x > a/1; echo y > a/1; echo x > a/b; rm a/b; echo z > a/@2; rm a/@2");
+    live.sh("echo more > a; rm a; mkdir a; echo x > a/1; echo y > a/1; echo x > a/b; rm a/b; \
+        echo z > a/@2; rm a/@2");
     // Names in the directory stay; an entry with the same name is shown beside.
     assert_eq!(
         live.sh("cd .jailfs/history/a; ls; cat @1 2 1/1 b/1 @2/1"),
@@ -158,11 +162,14 @@ fn an_entry_that_is_dropped_while_it_is_read_is_stale_and_never_wrong() {
 #[test]
 fn the_history_is_as_private_as_the_directory_of_the_file() {
     let live = Live::with_options(
-        "mkdir open closed dead; chown 1234 dead; for d in open closed dead; do echo $d > $d/f; done; echo p > open/private
-        chmod 600 open/private; chmod 700 closed; mkdir shared; setfacl -m u:65534:--- shared; echo s > shared/f",
+        "mkdir open closed dead; chown 1234 dead; for d in open closed dead; do echo $d > $d/f; \
+         done; echo p > open/private
+        chmod 600 open/private; chmod 700 closed; mkdir shared; setfacl -m u:65534:--- shared
+        echo s > shared/f",
         &["-o", "allow_other"],
     );
-    live.sh("for f in open/f open/private closed/f dead/f shared/f; do echo more > $f; done; rm -r dead");
+    live.sh("for f in open/f open/private closed/f dead/f shared/f; do echo more > $f; done; \
+        rm -r dead");
     std::fs::set_permissions(live.outside(), std::os::unix::fs::PermissionsExt::from_mode(0o755))
         .unwrap();
     assert_eq!(live.sh("cat .jailfs/history/*/f/1"), "closed\ndead\nopen\ns\n");
@@ -192,7 +199,8 @@ fn the_history_is_as_private_as_the_directory_of_the_file() {
 fn history_entries_survive_applies_restores_remounts_and_kills_unchanged() {
     let mut live = Live::new("mkdir d; echo base > d/f; seq 1 9999 > d/large");
     live.sh("echo two > d/f; sed -i s/7/x/ d/large; ln -s f d/link; rm d/link");
-    let all = "cd .jailfs/history; find . -type f | sort; find . -type f -exec md5sum {} + | sort; stat -c '%n %i %s %Y' d/*/*";
+    let all = "cd .jailfs/history; find . -type f | sort; find . -type f -exec md5sum {} + | sort; \
+        stat -c '%n %i %s %Y' d/*/*";
     let before = live.sh(all);
     assert_eq!(before.lines().next(), Some("./d/f/1"), "a link has no versions");
     live.checkpoint("x");

@@ -9,7 +9,8 @@ const BASE: &str = r#"
     printf 'a\nb\n' > 'odd  name/new
 line'
     ln src/main.rs src/deep/hard; ln -s main.rs src/link; ln -s ../src/deep src/up
-    mkfifo pipe; truncate -s 1M sparse; printf x | dd of=sparse bs=1 seek=500000 conv=notrunc 2> dev-null; rm dev-null
+    mkfifo pipe; truncate -s 1M sparse
+    printf x | dd of=sparse bs=1 seek=500000 conv=notrunc 2> dev-null; rm dev-null
     chmod 600 src/private; chmod 4755 src/main.rs; chown 1234:4321 src/deep/numbers
     setfattr -n user.note -v hello src/main.rs
     setfacl -m u:1000:r src/private 2> no-acl || true; rm -f no-acl
@@ -32,7 +33,8 @@ fn past(live: &Live, checkpoint: &str) -> std::path::PathBuf {
 #[test]
 fn a_checkpoint_in_the_mount_has_every_attribute_except_inode_numbers() {
     let mut live = Live::new(BASE);
-    live.sh("echo more >> src/deep/numbers; mv src/private src/moved; rm -r empty; mkdir new; echo n > new/n; ln new/n new/m");
+    live.sh("echo more >> src/deep/numbers; mv src/private src/moved; rm -r empty; mkdir new; \
+        echo n > new/n; ln new/n new/m");
     let one = without_numbers(live.snapshot());
     live.checkpoint("one");
     let check = |live: &Live, when: &str| {
@@ -71,10 +73,9 @@ fn inode_numbers_in_a_checkpoint_are_its_own_and_equal_for_hard_links() {
     let live = Live::new(BASE);
     live.checkpoint("one");
     live.checkpoint("two");
-    let said = live.sh(
-        "stat -c %i src/main.rs src/deep/hard
-        for c in one two; do stat -c %i .jailfs/checkpoints/$c/src/main.rs .jailfs/checkpoints/$c/src/deep/hard; done",
-    );
+    let said = live.sh("stat -c %i src/main.rs src/deep/hard
+        for c in one two
+        do (cd .jailfs/checkpoints/$c/src; stat -c %i main.rs deep/hard); done");
     let numbers: Vec<&str> = said.lines().collect();
     assert!(
         numbers[0] == numbers[1] && numbers[2] == numbers[3] && numbers[4] == numbers[5],
@@ -112,8 +113,10 @@ fn diff_cp_rsync_tar_and_grep_work_on_a_checkpoint() {
 .jailfs/checkpoints/green/src/deep/hard\n.jailfs/checkpoints/green/src/main.rs\n"
     );
     let script = format!(
-        "cd {out}; cp -a {green} copied; rsync -aHAX --modify-window=-1 {green}/ synced; mkdir untarred
-        tar --acls --xattrs -C {green} -cf t.tar . 2> /dev/null; tar --acls --xattrs -C untarred -xpf t.tar"
+        "cd {out}; cp -a {green} copied; rsync -aHAX --modify-window=-1 {green}/ synced; \
+         mkdir untarred
+        tar --acls --xattrs -C {green} -cf t.tar . 2> /dev/null
+        tar --acls --xattrs -C untarred -xpf t.tar"
     );
     live.sh(&script);
     let wanted: Vec<String> = without_numbers(snapshot(&past(&live, "green"), true));
@@ -155,7 +158,8 @@ fn sized(lines: Vec<String>) -> Vec<String> {
 #[test]
 fn git_compares_its_work_tree_with_a_checkpoint_and_never_finds_the_snapshot_directory() {
     let live = Live::new(
-        "git init -q .; echo one > f; mkdir d; echo two > d/g; git add -A; git -c user.name=a -c user.email=b commit -qm x",
+        "git init -q .; echo one > f; mkdir d; echo two > d/g; git add -A; \
+         git -c user.name=a -c user.email=b commit -qm x",
     );
     live.checkpoint("clean");
     live.sh("echo changed >> f; ls .jailfs/checkpoints > /dev/null");

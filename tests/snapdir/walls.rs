@@ -111,9 +111,8 @@ const BASE: &str =
 fn nothing_in_the_snapshot_directory_can_be_changed_in_any_way() {
     for options in [&[][..], &["-o", "links=rewrite,snapdir=visible"], &["-o", "writeback"]] {
         let live = Live::with_options(BASE, options);
-        live.sh(
-            "echo two >> f; ln -s .jailfs/checkpoints/x to-checkpoint; ln -s .jailfs/history/f/1 to-version",
-        );
+        live.sh("echo two >> f; ln -s .jailfs/checkpoints/x to-checkpoint; \
+            ln -s .jailfs/history/f/1 to-version");
         live.checkpoint("x");
         let number = live.json(&["log"])[0]["id"].to_string();
         let past = live.mnt.join(".jailfs/checkpoints/x");
@@ -185,7 +184,8 @@ fn endless_writes_through_a_mapping_of_a_checkpoint_stop_no_reader() {
         live.base.join("big").display()
     ));
     reader.begin(&format!(
-        "for n in range(6):\n for at in range(0, {SIZE}, 1 << 20):\n  [os.posix_fadvise(f, 0, 0, 4) for f in (below, past)]\n  os.pread(past, 65536, at)"
+        "for n in range(6):\n for at in range(0, {SIZE}, 1 << 20):\n  [os.posix_fadvise(f, 0, 0, \
+         4) for f in (below, past)]\n  os.pread(past, 65536, at)"
     ));
     writer.answer().unwrap();
     reader.answer().unwrap();
@@ -216,9 +216,12 @@ fn a_link_in_a_checkpoint_leads_neither_out_nor_into_the_live_tree() {
         let secret = live.outside().join("secret");
         std::fs::write(&secret, "outside").unwrap();
         live.sh(&format!(
-            "cd a/b; ln -s ../../f up; ln -s {mnt}/f by-mount; ln -s {base}/f by-base; ln -s ../../../secret out
-            ln -s ../../../../../../secret far; ln -s {out}/secret abs; ln -s ../../.jailfs/checkpoints/x/f past
-            ln -s ../b/../../f odd; ln -s {mnt} root; ln -s /proc/self/cwd/f magic; ln ../../f hard; ln up up-too",
+            "cd a/b; ln -s ../../f up; ln -s {mnt}/f by-mount; ln -s {base}/f by-base; \
+             ln -s ../../../secret out
+            ln -s ../../../../../../secret far; ln -s {out}/secret abs
+            ln -s ../../.jailfs/checkpoints/x/f past
+            ln -s ../b/../../f odd; ln -s {mnt} root; ln -s /proc/self/cwd/f magic; ln ../../f hard
+            ln up up-too",
             out = live.outside().display()
         ));
         live.checkpoint("x");
@@ -268,7 +271,11 @@ fn dot_dot_from_a_checkpoint_leads_back_the_way_it_was_entered() {
     );
     inside.gives("sorted(os.listdir('../../../../..'))", "['a', 'f']");
     inside.gives("os.stat('../../../../..').st_ino", "1");
-    inside.gives("os.path.samefile('../../../../../..', '/proc/self/root' + os.path.dirname(os.getcwd().split('/.jailfs')[0]))", "True");
+    inside.gives(
+        "os.path.samefile('../../../../../..', '/proc/self/root' + \
+         os.path.dirname(os.getcwd().split('/.jailfs')[0]))",
+        "True",
+    );
 }
 
 fn mount(dir: &Path, options: &str) -> (bool, String) {

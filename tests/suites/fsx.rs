@@ -26,27 +26,40 @@ fn operations() -> u64 {
     std::env::var("JAILFS_FSX_OPS").map_or(20_000, |ops| ops.parse().unwrap())
 }
 
-const EVERYTHING: &str = "close_open = 1\nread = 10\nwrite = 10\nmapread = 10\nmapwrite = 10\ninvalidate = 1\ntruncate = 3\n\
-    fsync = 1\nfdatasync = 1\nposix_fallocate = 2\npunch_hole = 2\nsendfile = 2\nposix_fadvise = 2\ncopy_file_range = 3\n";
+const EVERYTHING: &str = "close_open = 1\nread = 10\nwrite = 10\nmapread = 10\nmapwrite = 10\n\
+    invalidate = 1\ntruncate = 3\n\
+    fsync = 1\nfdatasync = 1\nposix_fallocate = 2\npunch_hole = 2\nsendfile = 2\n\
+    posix_fadvise = 2\ncopy_file_range = 3\n";
 /// Without posix_fallocate(3), which fsx calls with a length of 0 if operations are tiny or
 /// aligned: that is EINVAL everywhere.
-const NO_FALLOCATE: &str = "close_open = 1\nread = 10\nwrite = 10\nmapread = 10\nmapwrite = 10\ninvalidate = 1\ntruncate = 3\n\
-    fsync = 1\nfdatasync = 1\npunch_hole = 2\nsendfile = 2\nposix_fadvise = 2\ncopy_file_range = 3\n";
-const NO_MMAP: &str = "close_open = 1\nread = 10\nwrite = 10\nmapread = 0\nmapwrite = 0\ntruncate = 3\n\
+const NO_FALLOCATE: &str = "close_open = 1\nread = 10\nwrite = 10\nmapread = 10\nmapwrite = 10\n\
+    invalidate = 1\ntruncate = 3\n\
+    fsync = 1\nfdatasync = 1\npunch_hole = 2\nsendfile = 2\nposix_fadvise = 2\n\
+    copy_file_range = 3\n";
+const NO_MMAP: &str = "close_open = 1\nread = 10\nwrite = 10\nmapread = 0\nmapwrite = 0\n\
+    truncate = 3\n\
     posix_fallocate = 2\npunch_hole = 2\nsendfile = 2\ncopy_file_range = 3\n";
-const MMAP_ONLY: &str = "close_open = 1\nread = 1\nwrite = 1\nmapread = 10\nmapwrite = 10\ninvalidate = 2\ntruncate = 3\n";
-const SHRINK_AND_GROW: &str = "close_open = 1\nread = 5\nwrite = 5\nmapread = 5\nmapwrite = 5\ntruncate = 20\nposix_fallocate = 5\n";
+const MMAP_ONLY: &str = "close_open = 1\nread = 1\nwrite = 1\nmapread = 10\nmapwrite = 10\n\
+    invalidate = 2\ntruncate = 3\n";
+const SHRINK_AND_GROW: &str = "close_open = 1\nread = 5\nwrite = 5\nmapread = 5\nmapwrite = 5\n\
+    truncate = 20\nposix_fallocate = 5\n";
 const HOLES: &str =
     "read = 5\nwrite = 5\nmapread = 5\nmapwrite = 5\ntruncate = 1\npunch_hole = 20\n";
-const COPIES: &str = "read = 5\nwrite = 5\nmapread = 5\nmapwrite = 5\ntruncate = 1\ncopy_file_range = 20\nsendfile = 5\n";
-const SYNCS: &str = "close_open = 5\nread = 5\nwrite = 10\nmapwrite = 10\ntruncate = 2\nfsync = 3\nfdatasync = 3\ninvalidate = 3\n";
+const COPIES: &str = "read = 5\nwrite = 5\nmapread = 5\nmapwrite = 5\ntruncate = 1\n\
+    copy_file_range = 20\nsendfile = 5\n";
+const SYNCS: &str = "close_open = 5\nread = 5\nwrite = 10\nmapwrite = 10\ntruncate = 2\nfsync = \
+    3\n\
+    fdatasync = 3\ninvalidate = 3\n";
 /// Without operations that change the size or open the file again.
-const FIXED_SIZE: &str = "close_open = 0\nread = 10\nwrite = 10\nmapread = 10\nmapwrite = 10\ntruncate = 0\n\
+const FIXED_SIZE: &str = "close_open = 0\nread = 10\nwrite = 10\nmapread = 10\nmapwrite = 10\n\
+    truncate = 0\n\
     posix_fallocate = 0\npunch_hole = 5\nsendfile = 2\ncopy_file_range = 3\n";
-const FIXED_SIZE_NO_MMAP: &str = "close_open = 0\nread = 10\nwrite = 10\nmapread = 0\nmapwrite = 0\ntruncate = 0\n\
+const FIXED_SIZE_NO_MMAP: &str = "close_open = 0\nread = 10\nwrite = 10\nmapread = 0\n\
+    mapwrite = 0\ntruncate = 0\n\
     posix_fallocate = 0\npunch_hole = 5\nsendfile = 2\ncopy_file_range = 3\n";
 /// One descriptor for all, so that fsx keeps its file when another file gets the name.
-const ONE_DESCRIPTOR: &str = "close_open = 0\nread = 10\nwrite = 10\nmapread = 10\nmapwrite = 10\ninvalidate = 1\ntruncate = 3\n\
+const ONE_DESCRIPTOR: &str = "close_open = 0\nread = 10\nwrite = 10\nmapread = 10\nmapwrite = 10\n\
+    invalidate = 1\ntruncate = 3\n\
     posix_fallocate = 2\npunch_hole = 2\nsendfile = 2\ncopy_file_range = 3\n";
 
 /// A running fsx.

@@ -121,7 +121,8 @@ fn sqlite(run: &mut Run) -> Res<()> {
         began = time.perf_counter()\n\
         db = sqlite3.connect('bulk.db')\n\
         db.execute('create table t (id integer primary key, a text, b integer)')\n\
-        with db: db.executemany('insert into t values (?, ?, ?)', ((i, 'row %d' % i, i * 7919 % 100003) for i in range(int(sys.argv[1]))))\n\
+        with db: db.executemany('insert into t values (?, ?, ?)', ((i, 'row %d' % i, i * 7919 % \
+        100003) for i in range(int(sys.argv[1]))))\n\
         db.execute('create index u on t (b)')\n\
         db.commit()\n\
         assert db.execute('select count(*), sum(b) from t').fetchone()[0] == int(sys.argv[1])\n\

@@ -1,5 +1,6 @@
-//! Looking at a tree: for the first time after the mount, for the second, and from then on. The base is in the memory of the
-//! host each time. The second time is apart, because a read makes the kernel ask once more for the access time.
+//! Looking at a tree: for the first time after the mount, for the second, and from then on. The
+//! base is in the memory of the host each time. The second time is apart, because a read makes the
+//! kernel ask once more for the access time.
 
 use crate::Res;
 use crate::material::Materials;
@@ -36,7 +37,8 @@ pub fn all() -> Vec<Workload> {
     ]
 }
 
-/// The same program again and again; before, in the base itself, so that the host has all in memory.
+/// The same program again and again; before, in the base itself, so that the host has all in
+/// memory.
 fn thrice(run: &mut Run, name: &str, args: &[&str]) -> Res<()> {
     let tree = run.root().join("tree");
     programs::run_to(&mut program(name, args, &run.base.join("tree")), &[0, 1])?;

@@ -1,5 +1,5 @@
-//! Checkpoints, restores and mounts, as what they have to deal with grows. Others have no checkpoints in place; where they can
-//! do the same (mount, look), they do.
+//! Checkpoints, restores and mounts, as what they have to deal with grows. Others have no
+//! checkpoints in place; where they can do the same (mount, look), they do.
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::FileExt;
@@ -71,7 +71,8 @@ fn write_files(root: &Path, files: u64, byte: u8) -> Res<()> {
     Ok(())
 }
 
-/// Checkpoint of so many new files, and restore after all were written again: the kernel holds every name.
+/// Checkpoint of so many new files, and restore after all were written again: the kernel holds
+/// every name.
 fn changed(run: &mut Run, which: usize) -> Res<()> {
     let files = run.size.changed.get(which).copied().unwrap_or_default();
     let root = run.root();
@@ -97,12 +98,9 @@ fn open_database(run: &mut Run) -> Res<()> {
     let script = "import sqlite3, sys\n\
         db = sqlite3.connect('db', isolation_level=None)\n\
         db.execute('pragma synchronous=normal')\n\
-        for step in range(2):\n    \
-            db.execute('begin')\n    \
-            for i in range(0, 1000): db.execute('update t set body=randomblob(4000) where id=?', (i,))\n    \
-            db.execute('commit')\n    \
-            print('written', flush=True)\n    \
-            sys.stdin.readline()\n";
+        for step in range(2):\n    db.execute('begin')\n    for i in range(0, 1000): \
+        db.execute('update t set body=randomblob(4000) where id=?', (i,))\n    \
+        db.execute('commit')\n    print('written', flush=True)\n    sys.stdin.readline()\n";
     let mut command = program("python3", &["-c", script], &run.root());
     let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
     let mut input = child.stdin.take().ok_or("no input")?;

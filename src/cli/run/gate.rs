@@ -23,6 +23,7 @@ pub(super) fn gate(request: &Request) -> Result<()> {
         Request::Hold { held: false, .. } => {
             ("release a checkpoint", "release it when the command has ended")
         }
+        Request::DropFork { .. } => ("drop a fork", "drop it when the command has ended"),
         // No `_`: each new request must be judged here.
         Request::Info
         | Request::Status
@@ -41,6 +42,8 @@ pub(super) fn gate(request: &Request) -> Result<()> {
         | Request::Redo { .. }
         | Request::Hold { held: true, .. }
         | Request::Gc { dry_run: true, .. }
+        | Request::Fork { .. }
+        | Request::Forks
         | Request::Check { read_data: false } => return Ok(()),
     };
     Err(Error::new(Kind::InUse, attempt, "'jailfs run' holds this sandbox").hint(hint))

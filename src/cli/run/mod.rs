@@ -64,7 +64,8 @@ pub(super) struct Run {
     #[arg(long, value_name = "T", value_parser = duration)]
     timeout: Option<Duration>,
     /// Run the command up to N times, each time from the same state, until it exits with 0
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "N", default_value_t = 1,
+        value_parser = clap::value_parser!(u32).range(1..))]
     attempts: u32,
     /// Limit the content that the sandbox stores to N bytes (or with K, M, G, T); then its disk is
     /// full
@@ -91,7 +92,8 @@ pub(super) struct Run {
     #[arg(long, value_name = "HOW", default_value = "hidden", value_parser = options::snapdir_text)]
     snapdir: Snapdir,
     /// The name of that directory
-    #[arg(long, value_name = "NAME", default_value = ".jailfs", value_parser = options::snapname_text)]
+    #[arg(long, value_name = "NAME", default_value = ".jailfs",
+        value_parser = options::snapname_text)]
     snapname: String,
     #[command(flatten)]
     confine: Confine,

@@ -117,7 +117,10 @@ fn mount_error(refused: &Error, error: Error) -> Error {
         return error;
     }
     Error::new(Kind::CannotMount, "run a command in a sandbox", format!("{refused}; and {error}"))
-        .hint("this host allows neither namespaces nor mounts; docs/CONTAINERS.md says what is needed")
+        .hint(
+            "this host allows neither namespaces nor mounts; \
+             docs/CONTAINERS.md says what is needed",
+        )
 }
 
 fn wait_for_end(started: &mut Started, timeout: Option<Duration>) -> Result<Outcome> {

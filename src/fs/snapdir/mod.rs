@@ -139,8 +139,8 @@ impl Fs {
             if names.contains_key(&view.name) {
                 let reason = "the tree has an entry with this name";
                 return Err(Error::new(Kind::CannotMount, attempt(), reason).hint(
-                    "choose another name with '-o snapname=NAME' ('--snapname NAME' of run), or hide \
-                     it with 'snapdir=off' ('--snapdir off')",
+                    "choose another name with '-o snapname=NAME' ('--snapname NAME' of run), or \
+                     hide it with 'snapdir=off' ('--snapdir off')",
                 ));
             }
         }

@@ -191,8 +191,10 @@ mod tests {
     #[test]
     fn a_plain_request_is_written_anew() {
         let (target, head, body) = forwarded(
-            "GET http://Example.com/a?b=c HTTP/1.1\r\nHost: example.com\r\nAccept: */*\r\nProxy-Connection: keep-alive\r\n\
-             Connection: keep-alive, X-Hop\r\nX-Hop: 1\r\nUpgrade: h2c\r\nProxy-Authorization: Basic eA==\r\n\r\n",
+            "GET http://Example.com/a?b=c HTTP/1.1\r\nHost: example.com\r\nAccept: */*\r\n\
+             Proxy-Connection: keep-alive\r\n\
+             Connection: keep-alive, X-Hop\r\nX-Hop: 1\r\nUpgrade: h2c\r\n\
+             Proxy-Authorization: Basic eA==\r\n\r\n",
         );
         assert_eq!((target.as_str(), body), ("example.com:80", Body::NONE));
         assert_eq!(
@@ -204,10 +206,12 @@ mod tests {
         assert_eq!((target.as_str(), body), ("[::1]:81", Body::Length(5)));
         assert_eq!(
             head,
-            "POST /?q HTTP/1.0\r\nHost: [::1]:81\r\nCookie: a=b\r\nContent-Length: 5\r\nConnection: close\r\n\r\n"
+            "POST /?q HTTP/1.0\r\nHost: [::1]:81\r\nCookie: a=b\r\nContent-Length: 5\r\n\
+             Connection: close\r\n\r\n"
         );
         let (_, head, body) = forwarded(
-            "PUT http://a HTTP/1.1\r\nHost: a:80\r\nTransfer-Encoding: Chunked\r\nTE: trailers\r\n\r\n",
+            "PUT http://a HTTP/1.1\r\nHost: a:80\r\nTransfer-Encoding: Chunked\r\nTE: trailers\r\n\
+             \r\n",
         );
         assert!(
             body == Body::CHUNKED
@@ -218,7 +222,8 @@ mod tests {
     #[test]
     fn a_connection_cannot_be_nominated_out_of_its_length() {
         let (_, head, body) = forwarded(
-            "POST http://a/ HTTP/1.1\r\nHost: a\r\nConnection: content-length, host\r\nContent-Length: 3\r\n\r\n",
+            "POST http://a/ HTTP/1.1\r\nHost: a\r\nConnection: content-length, host\r\n\
+             Content-Length: 3\r\n\r\n",
         );
         assert_eq!(body, Body::Length(3));
         assert!(head.contains("Host: a\r\n") && head.contains("Content-Length: 3\r\n"), "{head}");

@@ -101,8 +101,10 @@ impl Net {
             Net::Host => "The network is the host's.\n".to_owned(),
             Net::None => "There is no network but a loopback (--net none).\n".to_owned(),
             Net::Allow(list) => format!(
-                "There is no network but a loopback, and a proxy for HTTP, CONNECT and SOCKS5 at {}:{PORT}\n\
-                 (see HTTP_PROXY), which resolves names itself and admits these hosts only:\n  {list}\n\
+                "There is no network but a loopback, and a proxy for HTTP, CONNECT and SOCKS5 at \
+                 {}:{PORT}\n\
+                 (see HTTP_PROXY), which resolves names itself and admits these hosts only:\n  \
+                 {list}\n\
                  The caller of 'jailfs run' can admit others with --net allow:HOST[:PORT],...\n",
                 Ipv4Addr::LOCALHOST
             ),

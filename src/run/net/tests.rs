@@ -234,7 +234,9 @@ fn malformed_requests_are_refused_and_never_connected_to() {
         format!("CONNECT 0x7f.1:{port} HTTP/1.1\r\n\r\n"),
         format!("GET http://localhost:{port}/ HTTP/1.1\r\nHost: evil.test\r\n\r\n"),
         format!(
-            "GET http://localhost:{port}/ HTTP/1.1\r\nHost: localhost:{port}\r\nHost: evil.test\r\n\r\n"
+            "GET http://localhost:{port}/ HTTP/1.1\r\nHost: localhost:{port}\r\nHost: \
+             evil.test\r\n\
+             \r\n"
         ),
         format!(
             "GET http://user:word@localhost:{port}/ HTTP/1.1\r\nHost: localhost:{port}\r\n\r\n"

@@ -123,10 +123,8 @@ fn a_link_in_the_place_of_the_mount_point_is_refused() {
     std::os::unix::fs::symlink("there/point", dir.path().join("point")).unwrap();
     for planted in ["link/point", "point"] {
         let error = mount_fuse(&dir.path().join(planted), &options()).unwrap_err();
-        assert!(
-            matches!(&error, MountError::Mount(error) if error.raw_os_error() == Some(libc::ENOTDIR)),
-            "{planted}: {error}"
-        );
+        let MountError::Mount(error) = &error else { panic!("{planted}: {error}") };
+        assert_eq!(error.raw_os_error(), Some(libc::ENOTDIR), "{planted}");
     }
 }
 

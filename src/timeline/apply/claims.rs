@@ -90,8 +90,9 @@ impl Claims {
     }
 
     /// Claims what stands at a path whose claim a power cut destroyed, and returns the doubtful
-    /// paths. With the new claims they are recognised again if this rollback is interrupted after it
-    /// changed their times. Staged content is not looked at: it is removed, whatever it is by now.
+    /// paths. With the new claims they are recognised again if this rollback is interrupted after
+    /// it changed their times. Staged content is not looked at: it is removed, whatever it is by
+    /// now.
     ///
     /// # Errors
     /// Those of looking at the base and of writing the store.
@@ -163,8 +164,8 @@ impl Claims {
     }
 }
 
-/// All that stands at the paths of an apply, with the pre-images. Empty if the filesystem of the base
-/// does not keep inode numbers, because files cannot be told apart then.
+/// All that stands at the paths of an apply, with the pre-images. Empty if the filesystem of the
+/// base does not keep inode numbers, because files cannot be told apart then.
 fn standing<'i>(
     base: &Base,
     images: &'i Images,

@@ -1,10 +1,10 @@
 //! Finds paths that another program changed in the base since the tree has seen them.
 //!
-//! When the tree copies up a node or hides a name, it keeps the fingerprint of what was there. If the
-//! base has another fingerprint now, that is a conflict. The tree has no fingerprint of a name that
-//! it never looked at. Such a name conflicts if its change time is later than the beginning of the
-//! epoch, which the layers of the epoch record. When gc replaces layers, the new layer takes over
-//! that time.
+//! When the tree copies up a node or hides a name, it keeps the fingerprint of what was there. If
+//! the base has another fingerprint now, that is a conflict. The tree has no fingerprint of a name
+//! that it never looked at. Such a name conflicts if its change time is later than the beginning of
+//! the epoch, which the layers of the epoch record. When gc replaces layers, the new layer takes
+//! over that time.
 
 use crate::base::BaseStat;
 use crate::error::{Attempt, FsResult, Result, if_exists};
@@ -31,8 +31,8 @@ impl Timeline {
         Ok(conflicts)
     }
 
-    /// The paths at which the tree copied up or hides something of the base that is not the same any
-    /// more, and how they differ; `most` paths at most.
+    /// The paths at which the tree copied up or hides something of the base that is not the same
+    /// any more, and how they differ; `most` paths at most.
     ///
     /// # Errors
     /// Those of the base.
@@ -73,7 +73,8 @@ impl Timeline {
             (Expected::Nothing | Expected::Unknown, None) => None,
             (Expected::Nothing, Some(_)) => Some("it appeared in the base"),
             (Expected::Print(_), None) => Some("it was removed from the base"),
-            // A directory whose names changed is no conflict, unless the directory is to be removed.
+            // A directory whose names changed is no conflict, unless the directory is to be
+            // removed.
             (Expected::Print(print), Some(stat)) if is_dir(stat) && !is_to_go => {
                 let is_same = print.ino == stat.ino || !self.base().has_stable_inodes();
                 (!is_same).then_some("it was replaced in the base")

@@ -5,8 +5,8 @@
 //!   will overwrite or remove.
 //! * An apply counts as done when its pre-image layer is sealed. Until then it is rolled back:
 //!   directly if it fails, or at the next start of jailfs if it was interrupted.
-//! * Each sealed pre-image layer begins an epoch of the base. States of earlier epochs read what the
-//!   apply changed from the pre-images.
+//! * Each sealed pre-image layer begins an epoch of the base. States of earlier epochs read what
+//!   the apply changed from the pre-images.
 //! * An apply that was rolled back is an epoch as well. The base has the same bytes again but in
 //!   new files of the host, and the epoch records which inode number each of them has.
 //!
@@ -48,8 +48,14 @@ use crate::store::record::{LayerKind, OpVerb};
 use crate::timeline::apply::plan::Plan;
 use crate::timeline::apply::protected::Consent;
 use crate::timeline::apply::rollback::ROLLED_BACK;
-use crate::timeline::{Target, Timeline};
+use crate::timeline::{Common, Target, Timeline};
 use crate::types::{Epoch, TreePath};
+
+impl Common {
+    pub(in crate::timeline) fn lower(&self, epoch: Epoch, history: &PreHistory) -> Lower {
+        Lower::new(Arc::clone(self.base()), Arc::clone(self.store()), epoch, history.clone())
+    }
+}
 
 impl Timeline {
     /// Plans an apply of the changes at and below `paths`, or of all changes if there are no paths.
@@ -135,10 +141,6 @@ impl Timeline {
     pub(in crate::timeline) fn install_history(&self, head_epoch: Epoch, history: &PreHistory) {
         *self.applies.lock() = history.clone();
         self.fs().set_lower(self.lower(head_epoch, history));
-    }
-
-    pub(super) fn lower(&self, epoch: Epoch, history: &PreHistory) -> Lower {
-        Lower::new(Arc::clone(self.base()), Arc::clone(self.store()), epoch, history.clone())
     }
 
     fn before_last_apply(&self) -> Result<State> {

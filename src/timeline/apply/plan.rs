@@ -93,8 +93,8 @@ impl Timeline {
     }
 }
 
-/// Lists the changes that an apply of `paths` writes to the base, or an apply of everything if there
-/// are no paths.
+/// Lists the changes that an apply of `paths` writes to the base, or an apply of everything if
+/// there are no paths.
 ///
 /// # Errors
 /// Those of reading the base; a path that is too long for the base. The list ends there, so that a

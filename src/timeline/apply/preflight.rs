@@ -188,8 +188,8 @@ impl FreeSpace {
         })
     }
 
-    /// The bytes and inodes that a plan uses at its peak. First all removed nodes go, then each file
-    /// is written next to the one that it replaces.
+    /// The bytes and inodes that a plan uses at its peak. First all removed nodes go, then each
+    /// file is written next to the one that it replaces.
     fn peak_usage(&self, plan: &Plan) -> FsResult<(u64, u64)> {
         let (mut bytes, mut inodes) = (Usage::default(), Usage::default());
         let free = |bytes: &mut Usage, inodes: &mut Usage, old: &Found| {

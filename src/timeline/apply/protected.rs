@@ -1,5 +1,5 @@
-//! Finds changes that would run code or give power outside the sandbox. An apply writes them only if
-//! its caller consents.
+//! Finds changes that would run code or give power outside the sandbox. An apply writes them only
+//! if its caller consents.
 //!
 //! * **Protected paths** are files that programs outside the sandbox run by themselves: hooks and
 //!   configuration of git, settings of editors and agents, workflows of forges. A `Makefile` is not

@@ -1,12 +1,13 @@
 //! Rolls back an apply that failed or was interrupted: makes the base equal to the pre-images.
 //!
-//! * What another program wrote to the base meanwhile is left as it is and reported. It is a conflict
-//!   of the next apply.
-//! * A path that cannot be rolled back does not keep the others from it. If its obstacle can go away,
-//!   as a read-only base, a full disk or a missing right can, the rollback stays *unfinished*: the
-//!   layer is not sealed, readers still see the pre-images, and the rollback is retried later (see
-//!   [`super::unfinished`]).
-//! * Each attempt starts from the pre-images in the journal, so an attempt can be interrupted as well.
+//! * What another program wrote to the base meanwhile is left as it is and reported. It is a
+//!   conflict of the next apply.
+//! * A path that cannot be rolled back does not keep the others from it. If its obstacle can go
+//!   away, as a read-only base, a full disk or a missing right can, the rollback stays
+//!   *unfinished*: the layer is not sealed, readers still see the pre-images, and the rollback is
+//!   retried later (see [`super::unfinished`]).
+//! * Each attempt starts from the pre-images in the journal, so an attempt can be interrupted as
+//!   well.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -34,8 +35,8 @@ use crate::types::{Epoch, FileKind, TreePath};
 /// The message in the seal of an apply that was rolled back. It is part of the store format.
 pub(in crate::timeline) const ROLLED_BACK: &str = "taken back";
 
-/// Paths that are not rolled back yet, and why. The root stands for a reason that concerns no single
-/// path.
+/// Paths that are not rolled back yet, and why. The root stands for a reason that concerns no
+/// single path.
 pub(in crate::timeline) type Remaining = Vec<(TreePath, String)>;
 
 /// What a rollback resulted in.
@@ -179,8 +180,9 @@ fn obstacle_at(base: &Base, path: &TreePath) -> Option<Obstacle> {
 
 /// The paths of files whose bytes the apply left in place and that are not there any more.
 ///
-/// Such files cannot be made again. The apply may have given one of them another name, under which it
-/// still exists: that path is returned as well, so that the last copy of the bytes is not removed.
+/// Such files cannot be made again. The apply may have given one of them another name, under which
+/// it still exists: that path is returned as well, so that the last copy of the bytes is not
+/// removed.
 fn lost_in_place(base: &Base, images: &Images) -> FsResult<BTreeSet<TreePath>> {
     let (mut lost, mut nodes) = (BTreeSet::new(), BTreeSet::new());
     for (path, image) in images {
@@ -218,7 +220,8 @@ struct Restore<'a> {
 }
 
 impl<'a> Restore<'a> {
-    /// Compares the base as it is with `images`, which an apply after the applies `before` recorded.
+    /// Compares the base as it is with `images`, which an apply after the applies `before`
+    /// recorded.
     fn new(
         store: &Arc<Store>,
         base: &'a Arc<Base>,
@@ -239,8 +242,8 @@ impl<'a> Restore<'a> {
         Ok(Restore { base, from, to, changes, touched_by_apply })
     }
 
-    /// Writes everything but `foreign` paths, and adds to these what else is left because of another
-    /// program. Returns what was written, and what could not be written.
+    /// Writes everything but `foreign` paths, and adds to these what else is left because of
+    /// another program. Returns what was written, and what could not be written.
     fn write(
         mut self,
         layer: &mut Upper,
@@ -270,8 +273,8 @@ impl<'a> Restore<'a> {
         Ok((written, failures))
     }
 
-    /// The topmost paths that would be removed although the apply did not make them: another program
-    /// put them into directories that the apply made.
+    /// The topmost paths that would be removed although the apply did not make them: another
+    /// program put them into directories that the apply made.
     fn added_by_others(&self) -> BTreeSet<TreePath> {
         let mut added = BTreeSet::new();
         let mut topmost: Option<&TreePath> = None;
@@ -309,8 +312,8 @@ impl<'a> Restore<'a> {
         Ok(in_use)
     }
 
-    /// Drops the changes of directories in use, and those at and below foreign paths: nothing can be
-    /// restored below a file that stays. Returns the paths that the other changes touch.
+    /// Drops the changes of directories in use, and those at and below foreign paths: nothing can
+    /// be restored below a file that stays. Returns the paths that the other changes touch.
     fn keep_back(
         &mut self,
         foreign: &BTreeSet<TreePath>,
@@ -334,8 +337,8 @@ fn removed(changes: &[PathChange]) -> impl Iterator<Item = &TreePath> {
     changes.iter().filter(|c| matches!(c.what, What::Deleted | What::Type)).map(|c| &c.path)
 }
 
-/// The paths, and their directories, at which another filesystem is mounted. What the base has there
-/// cannot be reached.
+/// The paths, and their directories, at which another filesystem is mounted. What the base has
+/// there cannot be reached.
 fn mounted(base: &Base, paths: &BTreeSet<TreePath>) -> FsResult<BTreeSet<TreePath>> {
     let (mut seen, mut mounted) = (BTreeSet::new(), BTreeSet::new());
     for path in paths {

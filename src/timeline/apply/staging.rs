@@ -1,8 +1,8 @@
 //! Chooses names for staged content, and opens directories whose mode denies access to their owner.
 //!
-//! Always true: before anything is written, each name for staging is recorded as a pre-image of a path
-//! that does not exist. So readers, who look through the pre-images, never see staged content. And a
-//! rollback can tell it from a file that a user gave such a name.
+//! Always true: before anything is written, each name for staging is recorded as a pre-image of a
+//! path that does not exist. So readers, who look through the pre-images, never see staged content.
+//! And a rollback can tell it from a file that a user gave such a name.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -57,8 +57,8 @@ impl Stages {
         path.split().is_some_and(|(dir, name)| self.0.get(&dir) == Some(&name))
     }
 
-    /// Removes staged content that is still there. A directory is never staged content. Returns what
-    /// could not be removed.
+    /// Removes staged content that is still there. A directory is never staged content. Returns
+    /// what could not be removed.
     pub(in crate::timeline) fn remove_left(&self, base: &Base) -> BTreeMap<TreePath, FsError> {
         let remove = |dir: &TreePath, name: &Name| -> FsResult<()> {
             let left = if_exists(base.stat(&dir.join(name)))?;
@@ -105,8 +105,8 @@ pub(in crate::timeline) fn modes_apply_to_us() -> bool {
 }
 
 /// Gives us access to our own directories among `paths` whose mode denies it. Returns their modes
-/// before. The caller restores the mode with [`close`], or sets the attributes that the directory is
-/// to have. With `goes_on`, a directory that cannot be opened is left as it is.
+/// before. The caller restores the mode with [`close`], or sets the attributes that the directory
+/// is to have. With `goes_on`, a directory that cannot be opened is left as it is.
 pub(in crate::timeline) fn open<'p>(
     base: &Base,
     paths: impl Iterator<Item = &'p TreePath>,

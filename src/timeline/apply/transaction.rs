@@ -1,7 +1,7 @@
 //! Writes a plan into the base as a transaction: record pre-images, write, seal; or roll back.
 //!
-//! * All states are read through the pre-images from the moment they are complete, so a reader never
-//!   sees a base that is half written.
+//! * All states are read through the pre-images from the moment they are complete, so a reader
+//!   never sees a base that is half written.
 //! * A transaction ends sealed, or it is left as an [`UnfinishedRollback`].
 
 use std::collections::BTreeSet;

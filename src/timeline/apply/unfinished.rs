@@ -136,9 +136,9 @@ impl Timeline {
         }
     }
 
-    /// Plans the rest of a rollback, from the base as it is to the base before the apply. The plan is
-    /// empty if the rollback ended when the store was opened. None if the last apply was not rolled
-    /// back.
+    /// Plans the rest of a rollback, from the base as it is to the base before the apply. The plan
+    /// is empty if the rollback ended when the store was opened. None if the last apply was not
+    /// rolled back.
     ///
     /// # Errors
     /// Those of reading the base.

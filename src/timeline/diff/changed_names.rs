@@ -46,7 +46,8 @@ pub(super) fn by_directory(paths: &BTreeSet<TreePath>) -> HashMap<TreePath, BTre
     names
 }
 
-/// The nodes that differ or lead to one that does, and the names in each directory that lead to them.
+/// The nodes that differ or lead to one that does, and the names in each directory that lead to
+/// them.
 #[derive(Default)]
 pub(super) struct ChangedNames {
     pub(super) nodes: HashSet<Ino>,
@@ -66,7 +67,8 @@ impl ChangedNames {
             changed.names.entry(*dir).or_default().push(name.clone());
             finders.iter_mut().for_each(|finder| finder.add_dir(*dir, &mut changed));
         }
-        // All names that only the newer state has are in `diff.names`. The older state has the others.
+        // All names that only the newer state has are in `diff.names`. The older state has the
+        // others.
         let [in_old, _] = &mut finders;
         diff.nodes.iter().chain(&diff.contents).for_each(|ino| in_old.add(*ino, &mut changed));
         // The walk must enter the directories above a touched path.

@@ -26,8 +26,8 @@ pub fn same_content(
     }
     let size = new_state.attr(new).map_or(0, |attr| attr.size);
     match same_bytes(old_state, old, new_state, new, size) {
-        // Bytes that are gone or that we may not read count as different. An error here would hide all
-        // other differences.
+        // Bytes that are gone or that we may not read count as different. An error here would hide
+        // all other differences.
         Err(FsError::Drift(_) | FsError::AccessDenied) => Ok(false),
         same => same,
     }

@@ -1,8 +1,8 @@
 //! Compares two states path by path.
 //!
 //! Always true:
-//! * The walk enters only directories in which the trees differ, and looks only at names at which they
-//!   differ. So it costs what differs, not what is there.
+//! * The walk enters only directories in which the trees differ, and looks only at names at which
+//!   they differ. So it costs what differs, not what is there.
 //! * It has a stack of its own and yields one change at a time, so that a deep or large tree uses
 //!   neither the stack of the thread nor memory for a list.
 //! * Two files are equal if their records are. If the records differ, [`compare`] and [`changes`]
@@ -62,9 +62,9 @@ pub struct PathChange {
     pub new: Found,
 }
 
-/// Lists what differs from `old` to `new`, sorted by path. No node moves: a rename is a deletion and
-/// an addition. A path also differs if another node stands there that looks the same, as `apply`
-/// needs it.
+/// Lists what differs from `old` to `new`, sorted by path. No node moves: a rename is a deletion
+/// and an addition. A path also differs if another node stands there that looks the same, as
+/// `apply` needs it.
 ///
 /// # Errors
 /// Those of reading the base.
@@ -80,7 +80,8 @@ pub fn compare_for_apply<'a>(old: &'a State, new: &'a State) -> FsResult<Compari
     Ok(Comparison::new(old, new, false, Look::Everywhere, &read_names)?.with_base())
 }
 
-/// Walks what differs from `old` to `new`, with renames, and compares bytes where only they can tell.
+/// Walks what differs from `old` to `new`, with renames, and compares bytes where only they can
+/// tell.
 ///
 /// # Errors
 /// Those of reading the base.
@@ -88,8 +89,8 @@ pub fn compare<'a>(old: &'a State, new: &'a State) -> FsResult<Comparison<'a>> {
     Comparison::new(old, new, true, Look::Everywhere, &read_names)
 }
 
-/// The same, as far as the records tell: a file that was written differs, also if its bytes are equal.
-/// No content is read.
+/// The same, as far as the records tell: a file that was written differs, also if its bytes are
+/// equal. No content is read.
 ///
 /// # Errors
 /// Those of reading the base.
@@ -165,8 +166,8 @@ struct Below {
     tells: Tells,
 }
 
-/// Which changes in a directory are listed. A renamed directory is entered twice: at its old path for
-/// what was deleted in it, at its new one for the rest.
+/// Which changes in a directory are listed. A renamed directory is entered twice: at its old path
+/// for what was deleted in it, at its new one for the rest.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Tells {
     All,
@@ -176,9 +177,9 @@ enum Tells {
 
 /// What differs between two states, one change at a time, sorted by path.
 ///
-/// Always true: it holds the directories from the root to where it stands, and one path. So its memory
-/// grows with the size of those directories and the number of renames, not with the number or the
-/// depth of the changes.
+/// Always true: it holds the directories from the root to where it stands, and one path. So its
+/// memory grows with the size of those directories and the number of renames, not with the number
+/// or the depth of the changes.
 pub struct Comparison<'a> {
     old: &'a State,
     new: &'a State,
@@ -382,7 +383,8 @@ impl<'a> Comparison<'a> {
             Some(PathChange { path, old_path: None, what, old: old.clone(), new: new.clone() });
     }
 
-    /// Compares what stands at a name of the current directory. Returns the directory to enter, if any.
+    /// Compares what stands at a name of the current directory. Returns the directory to enter, if
+    /// any.
     fn compare(
         &mut self,
         name: Option<&Name>,
@@ -528,8 +530,8 @@ impl<'a> Comparison<'a> {
         {
             return Ok(true);
         }
-        // Files of one number whose content is stored in different places: only the bytes could tell
-        // more.
+        // Files of one number whose content is stored in different places: only the bytes could
+        // tell more.
         let is_written = |found: &Found| {
             matches!(found, Found::Upper(ino, _) if self.contents.contains(ino))
                 && old.ino() == new.ino()

@@ -174,7 +174,8 @@ fn compose(
     Text { lines: Some(lines.count()), patch }
 }
 
-/// A name as the last thing of its line: a tab after one with spaces, or patch(1) takes the first word for the name.
+/// A name as the last thing of its line: a tab after one with spaces, or patch(1) takes the first
+/// word for the name.
 fn ended(mut name: String) -> String {
     if name.contains(' ') && !name.starts_with('"') {
         name.push('\t');

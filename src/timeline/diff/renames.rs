@@ -54,8 +54,8 @@ impl Renames {
                 let place = Place { dir: above.0, name: old_name.clone() };
                 // The rename of a directory covers the nodes in it.
                 let went_along = above.0 == *dir && old_name == *name && moved_dirs.contains(dir);
-                // If another node stands at the old path now, that path is a change of its own, and a
-                // rename would list it twice.
+                // If another node stands at the old path now, that path is a change of its own, and
+                // a rename would list it twice.
                 if is_new_name
                     && !went_along
                     && !renames.new_places.contains_key(&place)
@@ -125,8 +125,8 @@ enum AtPath {
 }
 
 impl SamePath {
-    /// Whether the state `there` has nothing at the path of `name` in the directory `dir` of `here`.
-    /// False if the directory has no path.
+    /// Whether the state `there` has nothing at the path of `name` in the directory `dir` of
+    /// `here`. False if the directory has no path.
     fn is_free(
         &mut self,
         (here, there): (&State, &State),

@@ -64,14 +64,15 @@ impl fmt::Display for Problem {
             Problem::Extent(layer, ino, source, len) => {
                 write!(
                     f,
-                    "file {} in layer {layer} refers to {len} bytes at {source:?}, which do not exist",
+                    "file {} in layer {layer} refers to {len} bytes at {source:?}, which do not \
+                     exist",
                     ino.0
                 )
             }
             Problem::Map(layer, run) => write!(
                 f,
-                "the remap of layer {layer} leads from {} to {} bytes at {} of the pool of layer {}, \
-                 which do not exist",
+                "the remap of layer {layer} leads from {} to {} bytes at {} of the pool of layer \
+                 {}, which do not exist",
                 run.start,
                 run.end - run.start,
                 run.offset,
@@ -268,7 +269,9 @@ impl Checker {
                 let home = run.target();
                 let is_there = ends.get(&run.layer).is_some_and(|end| home.end <= *end);
                 let is_home = self.maps.get(&run.layer).is_none_or(|map| {
-                    matches!(map.locate(run.layer, home).as_slice(), [place] if place.layer == run.layer && place.offset == home.start)
+                    let places = map.locate(run.layer, home);
+                    let [place] = places.as_slice() else { return false };
+                    place.layer == run.layer && place.offset == home.start
                 });
                 if !is_there || !is_home {
                     wrong.push(Problem::Map(*layer, *run));

@@ -175,8 +175,9 @@ mod tests {
     use crate::base::Base;
     use crate::jail::{Jail, Policy as Links};
     use crate::store::{Store, StoreOptions};
+    use crate::timeline::Common;
 
-    fn timeline(dir: &std::path::Path) -> Timeline {
+    fn timeline(dir: &std::path::Path) -> Arc<Timeline> {
         let base = dir.join("base");
         std::fs::create_dir(&base).unwrap();
         let base = Base::open(&base).unwrap();
@@ -186,7 +187,8 @@ mod tests {
                 .unwrap();
         let (policy, allowed_targets) = (Links::Deny, Vec::new());
         let jail = Jail { policy, mount_point: path.clone(), base_path: path, allowed_targets };
-        Timeline::open(Arc::new(store), Arc::new(base), "main", jail).unwrap()
+        Timeline::open(&Common::open(Arc::new(store), Arc::new(base)).unwrap(), "main", jail)
+            .unwrap()
     }
 
     /// The caller may be the thread that answers the kernel, and the compaction may wait for one of

@@ -1,5 +1,5 @@
-//! Compares the base in the epochs of two states: which paths an apply touched in between, and what a
-//! restore can therefore not take over by reference.
+//! Compares the base in the epochs of two states: which paths an apply touched in between, and what
+//! a restore can therefore not take over by reference.
 
 use std::collections::{BTreeSet, HashSet};
 
@@ -33,8 +33,8 @@ impl EpochDiff {
     }
 
     /// The changed nodes that the present base may have at paths that no record names. If an apply
-    /// came between the states, `then` may not have seen the node in the base at all. And the record
-    /// of a node without content does not say where it was.
+    /// came between the states, `then` may not have seen the node in the base at all. And the
+    /// record of a node without content does not say where it was.
     pub(in crate::timeline) fn without_known_path(
         &self,
         now: &State,

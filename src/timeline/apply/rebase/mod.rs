@@ -1,12 +1,12 @@
 //! Rebases the head onto the base that an apply has written, while programs keep writing.
 //!
-//! After an apply of everything, the base has the sealed state that was applied. The head can lie over
-//! that base with a small tree: what programs wrote since the seal. That frees the space of the
-//! layers and of the pre-images.
+//! After an apply of everything, the base has the sealed state that was applied. The head can lie
+//! over that base with a small tree: what programs wrote since the seal. That frees the space of
+//! the layers and of the pre-images.
 //!
 //! * Most of the work is done without a lock: [`state`] computes what the present state is over the
-//!   new base. It catches up with the writes that arrive meanwhile until few are left. Only these are
-//!   handled under the tree lock, where the filesystem then exchanges the two states.
+//!   new base. It catches up with the writes that arrive meanwhile until few are left. Only these
+//!   are handled under the tree lock, where the filesystem then exchanges the two states.
 //! * Until the exchange, programs write to the old layer. The new layer begins with the whole new
 //!   tree as one record, so a crash leaves all of it or nothing.
 //! * If the head cannot be rebased, it stays over the old base. That costs the space of the
@@ -36,8 +36,8 @@ const MOST_UNDER_LOCK: usize = 2000;
 const DURING: &str = "during apply";
 
 impl Timeline {
-    /// Rebases the head onto the base as an apply of the state `sealed` left it in `epoch`, and logs
-    /// the apply. If the head cannot be rebased, it stays as it is, and nothing is logged.
+    /// Rebases the head onto the base as an apply of the state `sealed` left it in `epoch`, and
+    /// logs the apply. If the head cannot be rebased, it stays as it is, and nothing is logged.
     ///
     /// # Errors
     /// Those of the store and the base.
@@ -74,8 +74,8 @@ impl Timeline {
             .map_err(|error| self.refuse_changes(error))
     }
 
-    /// Catches up with the present state without a lock. Then the filesystem switches to the rebased
-    /// state, unless too much was written meanwhile.
+    /// Catches up with the present state without a lock. Then the filesystem switches to the
+    /// rebased state, unless too much was written meanwhile.
     fn catch_up_and_switch(&self, rebased: &mut RebasedState, next: Upper) -> FsResult<Rebasing> {
         rebased.advance(&self.fs.state(), usize::MAX)?;
         let seal =

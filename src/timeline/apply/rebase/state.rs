@@ -1,10 +1,10 @@
 //! Computes what a state is over another epoch of the base.
 //!
-//! An apply wrote a sealed state into the base. So the base shows all of that state in its new epoch
-//! without any tree, and an empty tree is the rebased form of the sealed state. From there,
-//! [`RebasedState::advance`] follows the writes of programs: it copies up each changed node over the
-//! new base, and gives it the record, the names and the content that it has now. The cost is what was
-//! written since the seal, not what was applied.
+//! An apply wrote a sealed state into the base. So the base shows all of that state in its new
+//! epoch without any tree, and an empty tree is the rebased form of the sealed state. From there,
+//! [`RebasedState::advance`] follows the writes of programs: it copies up each changed node over
+//! the new base, and gives it the record, the names and the content that it has now. The cost is
+//! what was written since the seal, not what was applied.
 //!
 //! Always true of the two states:
 //! * Every name stands for the same inode number in both.
@@ -34,8 +34,8 @@ impl RebasedState {
         RebasedState { original, onto }
     }
 
-    /// Advances to `now`, a later state of the original epoch, unless it differs in more than `most`
-    /// nodes, contents and names. Returns whether it advanced.
+    /// Advances to `now`, a later state of the original epoch, unless it differs in more than
+    /// `most` nodes, contents and names. Returns whether it advanced.
     ///
     /// # Errors
     /// [`FsError::Stale`] if it cannot be told what the later state is over the other epoch;
@@ -147,8 +147,8 @@ impl Step<'_> {
         }
     }
 
-    /// Gives a node of the rebased state the record and the content that it has now. `path` is where
-    /// it was in the earlier state.
+    /// Gives a node of the rebased state the record and the content that it has now. `path` is
+    /// where it was in the earlier state.
     fn put_node(&mut self, ino: Ino, path: Option<&TreePath>) -> FsResult<()> {
         let Some(node) = self.now.tree.node(ino) else { return Ok(()) };
         let mut node = Node::clone(node);
@@ -172,8 +172,8 @@ impl Step<'_> {
     }
 
     /// The same for a file that has `size` bytes in the rebased state. Ranges that were not written
-    /// since keep their source in the rebased state. Ranges that were written are in a pool, which is
-    /// the same in all epochs.
+    /// since keep their source in the rebased state. Ranges that were written are in a pool, which
+    /// is the same in all epochs.
     fn put_file(
         &mut self,
         ino: Ino,

@@ -4,13 +4,13 @@
 //! * Every call on the base stays beneath it and follows no symlink.
 //! * New content is staged next to its target and renamed over it. A file with several names in the
 //!   base is rewritten in place instead, so that its names remain hard links.
-//! * A path is checked once more directly before it is changed. If it is not what the plan found, the
-//!   write ends with [`FsError::Drift`] rather than overwrite what another program put there.
-//! * Before a path is changed, its new fingerprint is recorded in the journal (a *claim*). A rollback
-//!   uses the claims to tell what the apply wrote from what another program wrote since.
+//! * A path is checked once more directly before it is changed. If it is not what the plan found,
+//!   the write ends with [`FsError::Drift`] rather than overwrite what another program put there.
+//! * Before a path is changed, its new fingerprint is recorded in the journal (a *claim*). A
+//!   rollback uses the claims to tell what the apply wrote from what another program wrote since.
 //!
-//! A crash can interrupt this at any point. The pre-images that were recorded before say how to roll
-//! it back.
+//! A crash can interrupt this at any point. The pre-images that were recorded before say how to
+//! roll it back.
 
 mod place;
 
@@ -161,9 +161,9 @@ impl<'a> StateWriter<'a> {
         Ok(())
     }
 
-    /// Sets the attributes of all touched paths. This comes after all changes of names, which change
-    /// the times of directories, and goes from the deepest path up, because a mode can deny access
-    /// to what is below.
+    /// Sets the attributes of all touched paths. This comes after all changes of names, which
+    /// change the times of directories, and goes from the deepest path up, because a mode can deny
+    /// access to what is below.
     fn set_all_attributes(&mut self, touched: &TouchedPaths) -> FsResult<()> {
         for path in touched.keys().rev() {
             let set = self.set_attributes(path);
@@ -375,8 +375,8 @@ fn xattr_list(record: &Node) -> Vec<(Vec<u8>, Vec<u8>)> {
         .collect()
 }
 
-/// Whether a failure is final for its path. Another failure, such as a full disk or a missing right,
-/// may be gone at the next attempt.
+/// Whether a failure is final for its path. Another failure, such as a full disk or a missing
+/// right, may be gone at the next attempt.
 pub(in crate::timeline) fn is_final(error: &FsError) -> bool {
     matches!(
         error,

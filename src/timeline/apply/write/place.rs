@@ -125,8 +125,8 @@ impl<'a> StateWriter<'a> {
     /// Places a regular file.
     ///
     /// A file with further names is rewritten in place, because a new file would separate them. If
-    /// some of its names are outside of the base, it must not be written: then its names in the base
-    /// become names of a new file.
+    /// some of its names are outside of the base, it must not be written: then its names in the
+    /// base become names of a new file.
     fn place_file(
         &mut self,
         dir: &WriteDir<'_>,
@@ -206,7 +206,8 @@ impl<'a> StateWriter<'a> {
         Ok(())
     }
 
-    /// Copies the data ranges of a file. The ranges between them, and ranges of zeros, become holes.
+    /// Copies the data ranges of a file. The ranges between them, and ranges of zeros, become
+    /// holes.
     fn copy_content(&self, found: &Found, size: u64, to: &File) -> FsResult<()> {
         to.set_len(size)?;
         for range in self.to.data(found) {

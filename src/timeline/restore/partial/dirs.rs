@@ -45,9 +45,9 @@ impl Merge<'_> {
         if shows_base { self.hide_others(ino, wanted) } else { Ok(()) }
     }
 
-    /// Hides what the base shows in a restored directory and the other state does not: names that were
-    /// deleted there, that a later apply added, or whose node is elsewhere now. Some of these names
-    /// get a node by their own changes.
+    /// Hides what the base shows in a restored directory and the other state does not: names that
+    /// were deleted there, that a later apply added, or whose node is elsewhere now. Some of these
+    /// names get a node by their own changes.
     fn hide_others(&mut self, dir: Ino, wanted: Ino) -> FsResult<()> {
         let Some(lower) = self.state.lower_path(dir)? else { return Ok(()) };
         for (name, (ino, _)) in self.state.lower.list(&lower)? {
@@ -59,8 +59,8 @@ impl Merge<'_> {
                 continue;
             }
             let hides = match self.then.tree.dentry(wanted, &name) {
-                // The fingerprint stays the one of the deletion. A change of the base since then is a
-                // conflict of the next apply.
+                // The fingerprint stays the one of the deletion. A change of the base since then is
+                // a conflict of the next apply.
                 Some(Dentry::Whiteout(print)) if self.epochs.is_same_epoch => {
                     Some(Arc::clone(print))
                 }

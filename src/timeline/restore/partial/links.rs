@@ -11,8 +11,8 @@ use crate::tree::Meta;
 use crate::types::{Ino, Timestamp, TreePath};
 
 impl Merge<'_> {
-    /// The inode number that a restored name of a file gets: `wanted`, or a fresh one if names outside
-    /// of the paths keep that node.
+    /// The inode number that a restored name of a file gets: `wanted`, or a fresh one if names
+    /// outside of the paths keep that node.
     pub(super) fn node_for(
         &mut self,
         change: &PathChange,
@@ -86,8 +86,8 @@ impl Merge<'_> {
         Ok(places)
     }
 
-    /// Copies up a node that is to get a further name, if the present state shows it in the base. From
-    /// then on the tree counts its links.
+    /// Copies up a node that is to get a further name, if the present state shows it in the base.
+    /// From then on the tree counts its links.
     pub(super) fn copy_up_shown(&mut self, found: &Found, ino: Ino) -> FsResult<()> {
         if self.state.tree.node(ino).is_some() {
             return Ok(());

@@ -121,7 +121,8 @@ impl Merge<'_> {
             _ if self.is_inside(&change.path) => self.remove_name(&change.path),
             // A directory that leads to a restored path must be one in the present tree as well.
             Some(FileKind::Dir) => Err(FsError::NotADirectory),
-            // Only the present tree has a directory here. The nodes below it have their own changes.
+            // Only the present tree has a directory here. The nodes below it have their own
+            // changes.
             _ => Ok(()),
         }
     }
@@ -217,8 +218,8 @@ impl Merge<'_> {
             && self.epochs.is_same(path)
     }
 
-    /// Gives a node the record and the content that the other state has at a path. The link count is
-    /// `links`, or else that of the present node.
+    /// Gives a node the record and the content that the other state has at a path. The link count
+    /// is `links`, or else that of the present node.
     fn put_file(&mut self, change: &PathChange, ino: Ino, links: Option<u32>) -> FsResult<()> {
         if self.joined.contains(&ino) {
             let Some(node) = self.state.tree.node(ino) else {

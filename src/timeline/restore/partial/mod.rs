@@ -1,13 +1,13 @@
-//! Restores single files and directories: some paths become as in another state, the rest of the tree
-//! stays.
+//! Restores single files and directories: some paths become as in another state, the rest of the
+//! tree stays.
 //!
 //! * The cost is what differs at the paths: the difference of the two states is applied to the
 //!   present tree.
-//! * A node has one content for all its names. So a restored name gets the node that it had only if no
-//!   name outside of the paths stands for that node now.
-//! * Otherwise (the file was moved away, or it is a hard link of a name outside) the name gets a copy
-//!   under a fresh inode number. It becomes a hard link again only if the name outside is what it was
-//!   as well.
+//! * A node has one content for all its names. So a restored name gets the node that it had only if
+//!   no name outside of the paths stands for that node now.
+//! * Otherwise (the file was moved away, or it is a hard link of a name outside) the name gets a
+//!   copy under a fresh inode number. It becomes a hard link again only if the name outside is what
+//!   it was as well.
 //! * A name of the base that needs no record is restored by removing what hides it.
 
 mod dirs;

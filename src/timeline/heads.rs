@@ -1,0 +1,215 @@
+//! What the heads of an open store share, and which heads are open.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
+
+use parking_lot::{Mutex, MutexGuard, RwLock};
+
+use crate::base::Base;
+use crate::error::{Error, Kind, Result};
+use crate::fs::merged::pre_images::PreHistory;
+use crate::fs::{Fs, State};
+use crate::store::Store;
+use crate::store::layer::LayerInfo;
+use crate::timeline::apply::protected::Protected;
+use crate::timeline::apply::unfinished::{RecoveredApplies, UnfinishedRollback};
+use crate::timeline::base_identity::BaseIdentity;
+use crate::timeline::{Timeline, TreeCache, apply, base_identity, dedup, epoch_of, reopen};
+use crate::tree::Tree;
+use crate::types::{Epoch, LayerId};
+
+/// What all heads of an open store share.
+pub struct Common {
+    pub(super) store: Arc<Store>,
+    pub(super) base: Arc<Base>,
+    pub(super) trees: Mutex<TreeCache>,
+    /// The heads that are open.
+    pub(super) heads: Mutex<BTreeMap<String, OpenHead>>,
+    /// Whether the base is the one that the store was made for; `None` once that is recorded.
+    base_is: Mutex<Option<BaseIdentity>>,
+    /// Set while the daemon shuts down: long background work ends and is not started again.
+    pub(super) stopping: AtomicBool,
+    /// The pre-images of each apply so far.
+    pub(super) applies: Mutex<PreHistory>,
+    /// A rollback that could not end. No other apply runs before it has.
+    pub(super) unfinished: Mutex<Option<UnfinishedRollback>>,
+    /// Whether opening the store rolled back an apply. Then that apply was the last one, and the
+    /// next `apply --undo` has nothing left to do.
+    pub(super) was_rolled_back: AtomicBool,
+    /// Held for one operation at a time.
+    pub(super) operation: Mutex<()>,
+    /// Held while sealed layers are rewritten.
+    pub(super) compacting: Mutex<()>,
+    /// The chunk table of deduplication, held by one thread at a time.
+    pub(super) dedup: Mutex<Option<dedup::Dedup>>,
+    /// Layers that were already searched for equal content.
+    pub(super) deduplicated: Mutex<BTreeSet<LayerId>>,
+    pub(super) too_large_to_pack: Mutex<BTreeSet<LayerId>>,
+    /// Whether gathered content may have become sparse since it was last looked at.
+    pub(super) may_be_sparse: AtomicBool,
+    pub(super) dedup_is_on: AtomicBool,
+    /// Paths that an apply writes only with consent.
+    protected: RwLock<Protected>,
+}
+
+/// An open head in the table of all.
+pub(super) struct OpenHead {
+    timeline: Weak<Timeline>,
+    /// The filesystem can outlive the timeline, and still be written to.
+    fs: Weak<Fs>,
+}
+
+impl OpenHead {
+    pub(super) fn of(timeline: &Arc<Timeline>) -> OpenHead {
+        OpenHead { timeline: Arc::downgrade(timeline), fs: Arc::downgrade(&timeline.fs) }
+    }
+}
+
+impl Common {
+    /// What the heads of a store will share. An interrupted apply is rolled back first, as far as
+    /// possible; see [`Common::unfinished_rollback`].
+    ///
+    /// # Errors
+    /// Damage, another base than the store was made for, or a failure of the store or the base.
+    pub fn open(store: Arc<Store>, base: Arc<Base>) -> Result<Arc<Common>> {
+        let base_is = base_identity::identify(&store, &base);
+        if base_is == BaseIdentity::Other && !apply::rollback::interrupted(&store)?.is_empty() {
+            base_identity::refuse_other(&store, &base)?;
+        }
+        let RecoveredApplies { applies, unfinished, was_rolled_back } =
+            apply::unfinished::recover(&store, &base)?;
+        Ok(Arc::new(Common {
+            trees: Mutex::new(TreeCache::new(Arc::clone(&store))),
+            heads: Mutex::default(),
+            base_is: Mutex::new(Some(base_is)),
+            store,
+            base,
+            stopping: AtomicBool::new(false),
+            applies: Mutex::new(applies),
+            unfinished: Mutex::new(unfinished),
+            was_rolled_back: AtomicBool::new(was_rolled_back),
+            operation: Mutex::new(()),
+            compacting: Mutex::new(()),
+            dedup: Mutex::new(None),
+            deduplicated: Mutex::default(),
+            too_large_to_pack: Mutex::default(),
+            may_be_sparse: AtomicBool::new(true),
+            dedup_is_on: AtomicBool::new(true),
+            protected: RwLock::default(),
+        }))
+    }
+
+    /// Records the base when the first head is opened, which shows `tree`. Returns whether it is
+    /// the first.
+    ///
+    /// # Errors
+    /// The base is another directory than before, and the caller did not allow that.
+    pub(super) fn begin_store(&self, tree: &Tree, epoch: Epoch) -> Result<bool> {
+        let mut base_is = self.base_is.lock();
+        let Some(recognised) = *base_is else { return Ok(false) };
+        let Common { store, base, .. } = self;
+        if recognised == BaseIdentity::Other && !tree.is_empty() {
+            base_identity::refuse_other(store, base)?;
+        }
+        let applies = self.applies.lock().clone();
+        let trees = &mut self.trees.lock();
+        base_identity::record_base((store, base), recognised, trees, (tree, epoch), &applies)?;
+        *base_is = None;
+        Ok(true)
+    }
+
+    /// The head of this name, if it is open.
+    ///
+    /// # Errors
+    /// [`Kind::InUse`] if its filesystem is still in use while the head is closed already.
+    pub(super) fn open_head(&self, name: &str) -> Result<Option<Arc<Timeline>>> {
+        let heads = self.heads.lock();
+        let Some(head) = heads.get(name) else { return Ok(None) };
+        if let Some(open) = head.timeline.upgrade() {
+            return Ok(Some(open));
+        }
+        match head.fs.strong_count() {
+            0 => Ok(None),
+            _ => Err(Error::new(Kind::InUse, format!("open head '{name}'"), "it is being closed")
+                .hint("try again")),
+        }
+    }
+
+    /// The store.
+    pub fn store(&self) -> &Arc<Store> {
+        &self.store
+    }
+
+    /// The base.
+    pub fn base(&self) -> &Arc<Base> {
+        &self.base
+    }
+
+    /// Waits for the operation that is running, and keeps others out.
+    pub(super) fn lock_operation(&self) -> MutexGuard<'_, ()> {
+        self.operation.lock()
+    }
+
+    /// The present epoch of the base. While a rollback is unfinished, it is the epoch before that
+    /// apply.
+    pub fn base_epoch(&self) -> Epoch {
+        epoch_of(&self.applies.lock(), self.unfinished.lock().as_ref())
+    }
+
+    /// Runs a step that an operation needs to finish. If the disk is full, the step is tried once
+    /// more with the space of the reserve.
+    pub(super) fn with_reserve<T>(&self, step: impl FnMut() -> Result<T>) -> Result<T> {
+        self.store.with_reserve(step)
+    }
+
+    /// Sets the paths that an apply writes only with consent.
+    pub fn set_protected(&self, list: Protected) {
+        *self.protected.write() = list;
+    }
+
+    /// The paths that an apply writes only with consent.
+    pub fn protected(&self) -> Protected {
+        self.protected.read().clone()
+    }
+
+    pub(super) fn is_stopping(&self) -> bool {
+        self.stopping.load(Ordering::Relaxed)
+    }
+}
+
+/// The error for a head that does not exist.
+pub(super) fn no_head(verb: &str, name: &str) -> Error {
+    Error::new(Kind::NoStore, format!("{verb} head '{name}'"), "there is no such head")
+        .hint("'jailfs forks' lists them")
+}
+
+impl Common {
+    /// The tree of a head as it is now. Of an open head, dirty pages are flushed first. A head that
+    /// is not open is read from the store and stays closed.
+    ///
+    /// # Errors
+    /// [`Kind::NoStore`] if there is no such head, damage, or a failure of the flush.
+    pub fn state_of_head(&self, name: &str) -> Result<State> {
+        if let Some(open) = self.open_head(name)? {
+            open.flush()?;
+            return Ok(open.fs.state());
+        }
+        let Some(record) = self.store.head(name)? else { return Err(no_head("find", name)) };
+        let (tree, epoch) = reopen::peek(&self.store, &mut self.trees.lock(), name, record.layer)?;
+        let lower = self.lower(epoch, &self.applies.lock());
+        Ok(State { tree, lower: Arc::new(lower) })
+    }
+
+    /// The sealed states that the tree of a head came from, newest first.
+    ///
+    /// # Errors
+    /// [`Kind::NoStore`] if there is no such head, or damage.
+    pub fn lineage_of(&self, name: &str) -> Result<Vec<LayerInfo>> {
+        if let Some(open) = self.open_head(name)? {
+            return Ok(open.lineage());
+        }
+        let Some(record) = self.store.head(name)? else { return Err(no_head("find", name)) };
+        Ok(self.lineage_from(reopen::top_of(&self.store, name, record.layer)?))
+    }
+}

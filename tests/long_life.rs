@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use jailfs::internals::fs::Caller;
 use jailfs::internals::store::Store;
-use jailfs::internals::store::record::{HeadRecord, LayerKind};
+use jailfs::internals::store::record::LayerKind;
 use jailfs::sandbox::{Operation, Reply, Request, Rev};
 use jailfs::sandbox::{Sandbox, StoreOptions};
 use jailfs::types::{Epoch, LayerId, Name, NodeId};
@@ -215,7 +215,7 @@ fn writes_during_an_interrupted_restore_can_be_restored() {
         let root = std::os::unix::fs::MetadataExt::dev(&std::fs::metadata(place.base()).unwrap());
         let store = Store::open(&place.store(), (root, 0), QUICK).unwrap();
         let upper = store.create_layer(Some(first), "main", Epoch(0), LayerKind::Branches).unwrap();
-        store.set_head("main", &HeadRecord { layer: upper.layer() }).unwrap();
+        store.set_head("main", upper.layer()).unwrap();
     }
     check(&place.store());
     for _ in 0..2 {

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
-use std::os::unix::ffi::OsStrExt;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::PathBuf;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Weak};
@@ -10,11 +10,12 @@ use std::sync::{Arc, Weak};
 use parking_lot::Mutex;
 
 use crate::base::Base;
-use crate::error::{Error, Kind, Result};
+use crate::error::Result;
 use crate::jail::Jail;
 use crate::sandbox::collector::CollectionTerms;
 use crate::sandbox::{Fork, Policy, Rev, Sandbox, reclaimer, snapdir};
 use crate::store::Store;
+use crate::timeline::forks::HeadInfo;
 use crate::timeline::{Common, Timeline};
 
 /// What the sandboxes of one open store share.
@@ -77,25 +78,49 @@ impl Sandbox {
     /// Waits for the operation that is running.
     ///
     /// # Errors
-    /// [`Kind::NoStore`] if there is no such head; damage; a failure of the store.
+    /// [`Kind::NoStore`](crate::error::Kind::NoStore) if there is no such head; damage; a failure of the store.
     pub fn head(&self, name: &str) -> Result<Arc<Sandbox>> {
         open_head(self.timeline.common(), &self.shared, name)
     }
 
     /// Makes heads.
-    pub(super) fn fork(&self, names: &[String], _from: Option<&Rev>) -> Result<Vec<Fork>> {
-        let attempt = format!("fork '{}'", names.join("', '"));
-        Err(Error::new(Kind::Failed, attempt, "this version cannot fork yet"))
+    pub(super) fn fork(&self, names: &[String], from: Option<&Rev>) -> Result<Vec<Fork>> {
+        let made = match from {
+            None | Some(Rev::Now) => self.timeline.fork(names, None)?,
+            // The other head is sealed as it is now.
+            Some(Rev::Head { head, back: 0 }) if head != self.head_name() => {
+                self.head(head)?.timeline.fork(names, None)?
+            }
+            Some(Rev::Head { back: 0, .. }) => self.timeline.fork(names, None)?,
+            Some(rev) => self.timeline.fork(names, Some(self.target(rev)?))?,
+        };
+        Ok(made.into_iter().map(|info| self.fork_of(info)).collect())
     }
 
-    /// The heads.
+    /// The heads, by name.
     pub(super) fn forks(&self) -> Result<Vec<Fork>> {
-        Err(Error::new(Kind::Failed, "list the forks", "this version cannot fork yet"))
+        Ok(self.timeline.head_list()?.into_iter().map(|info| self.fork_of(info)).collect())
     }
 
-    /// Removes a head.
+    /// Drops another head. Waits for the readers of states.
     pub(super) fn drop_fork(&self, name: &str) -> Result<()> {
-        let attempt = format!("drop fork '{name}'");
-        Err(Error::new(Kind::Failed, attempt, "this version cannot fork yet"))
+        let fs = Arc::clone(self.fs());
+        let _exclusive = fs.exclusive();
+        self.timeline.drop_head(name)
+    }
+
+    fn fork_of(&self, info: HeadInfo) -> Fork {
+        let open = self.shared.heads.lock().get(&info.name).and_then(Weak::upgrade);
+        let mount = open.and_then(|sandbox| sandbox.mount_point.lock().clone());
+        let (parent, forked_at) =
+            info.forked_from.map_or((None, None), |from| (Some(from.head), Some(from.layer)));
+        Fork {
+            name: info.name,
+            parent,
+            forked_at,
+            time: info.time,
+            top: info.top,
+            mount_point: mount.map(|path| path.into_os_string().into_vec()),
+        }
     }
 }

@@ -72,8 +72,8 @@ impl Store {
         let state = self.state.lock();
         let mut above = state.catalog.values().filter(|l| {
             l.header.parent == Some(top)
-                && l.header.head == head
                 && l.header.kind == LayerKind::Continues
+                && self.is_of(l, head)
         });
         above.next_back().map(|l| l.header.layer)
     }

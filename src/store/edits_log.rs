@@ -253,6 +253,52 @@ pub(super) fn read(dir: &StoreDir, head: &str, trust: &Trust) -> Result<Option<R
     Ok(Some(Recorded { frames: Some(frames), valid, end, cut_off }))
 }
 
+impl Store {
+    /// The content that any record of the log of a head refers to: also that of versions which later
+    /// records drop, because a power cut can take those records. Empty if the log cannot be read;
+    /// opening the head then begins a new one.
+    pub fn edited_content(&self, head: &str) -> Vec<(ByteRange, Source)> {
+        let recorded = match read(&self.dir, head, &self.trust) {
+            Ok(recorded) => recorded.unwrap_or_default(),
+            Err(error) => {
+                ::log::warn!("{error}");
+                return Vec::new();
+            }
+        };
+        let mut all = Vec::new();
+        let of = |version: &Version| version.content.clone();
+        for record in recorded.records() {
+            let contents: Vec<Arc<Content>> = match record {
+                EditsLogRecord::Kept(kept) => kept.iter().filter_map(|(_, v)| of(v)).collect(),
+                EditsLogRecord::List { versions, .. } => {
+                    versions.iter().filter_map(|(_, v, _)| of(v)).collect()
+                }
+                // The same bytes, stored elsewhere.
+                EditsLogRecord::Remapped { extents, .. } => {
+                    all.extend(extents);
+                    continue;
+                }
+                _ => continue,
+            };
+            all.extend(contents.iter().flat_map(|content| content.extents.iter().cloned()));
+        }
+        all
+    }
+
+    /// Removes the edit history of a head that is not open.
+    ///
+    /// # Errors
+    /// As unlink(2).
+    pub fn remove_edits(&self, head: &str) -> Result<()> {
+        if self.dir.list(|name| (name == DIR).then_some(()))?.is_empty() {
+            return Ok(());
+        }
+        let dir = self.dir.dir(DIR)?;
+        ["", ".new", ".bad"].iter().try_for_each(|end| dir.remove(&format!("{head}{end}")))?;
+        if self.durable { dir.sync() } else { Ok(()) }
+    }
+}
+
 /// The state of the log.
 enum Standing {
     /// Nothing was appended yet. The good frames end at this offset, and there are this many.

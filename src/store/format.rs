@@ -5,10 +5,11 @@
 //! | 1 | |
 //! | 2 | packs |
 //! | 3 | deflated content (cells) |
+//! | 4 | several heads: forks and merges |
 //!
 //! A store gets a higher format when it is about to use what came with it. An older jailfs then
-//! refuses the store: it would report layers in packs as lost, and return deflated bytes as
-//! content.
+//! refuses the store: it would report layers in packs as lost, return deflated bytes as content, and
+//! free what only another head needs.
 
 use std::path::Path;
 use std::sync::atomic::Ordering;
@@ -32,6 +33,10 @@ pub(super) const FORMAT: u32 = 1;
 pub(super) const FORMAT_WITH_PACKS: u32 = 2;
 /// The format of a store with deflated content.
 pub(super) const FORMAT_WITH_CELLS: u32 = 3;
+/// The format of a store with several heads.
+pub(super) const FORMAT_WITH_FORKS: u32 = 4;
+/// The newest format.
+const NEWEST: u32 = FORMAT_WITH_FORKS;
 
 /// The base of a store.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -90,7 +95,7 @@ pub(super) fn check_format(dir: &StoreDir) -> Result<u32> {
         return Err(Error::new(Kind::NoStore, attempt(), "this directory is not a jailfs store"));
     };
     if let Some(known) =
-        (FORMAT..=FORMAT_WITH_CELLS).find(|known| text == format_text(*known).as_bytes())
+        (FORMAT..=NEWEST).find(|known| text == format_text(*known).as_bytes())
     {
         return Ok(known);
     }
@@ -98,11 +103,11 @@ pub(super) fn check_format(dir: &StoreDir) -> Result<u32> {
         .strip_prefix(b"jailfs-store ")
         .and_then(|rest| std::str::from_utf8(rest).ok()?.trim().parse::<u64>().ok());
     Err(match number {
-        Some(number) if number > u64::from(FORMAT_WITH_CELLS) => Error::new(
+        Some(number) if number > u64::from(NEWEST) => Error::new(
             Kind::Failed,
             attempt(),
             format!(
-                "the store has format {number}, this jailfs knows formats 1 to {FORMAT_WITH_CELLS}"
+                "the store has format {number}, this jailfs knows formats 1 to {NEWEST}"
             ),
         )
         .hint("use the newer jailfs that wrote it"),

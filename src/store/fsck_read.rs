@@ -17,7 +17,7 @@ use crate::store::heads;
 use crate::store::heads::HEADS;
 use crate::store::identities::IDENTITIES;
 use crate::store::io::dir::StoreDir;
-use crate::store::io::{log, record_file};
+use crate::store::io::log;
 use crate::store::layer::files::Layers;
 use crate::store::layer::{LayerContents, LayerInfo, POOL, Trust, journal};
 use crate::store::ledger;
@@ -205,7 +205,8 @@ impl Inspect {
     pub fn heads(&self) -> Result<Vec<(String, Result<Option<HeadRecord>>)>> {
         let dir = self.dir.dir(HEADS)?;
         let names = heads::names(&dir)?;
-        Ok(names.into_iter().map(|name| (name.clone(), record_file::read(&dir, &name))).collect())
+        let first = |found: Option<(HeadRecord, u64)>| found.map(|(record, _)| record);
+        Ok(names.into_iter().map(|name| (name.clone(), heads::read(&dir, &name).map(first))).collect())
     }
 
     /// The operations, each with its number.

@@ -221,7 +221,20 @@ fn records_of_the_other_files() {
     };
     check(&[(block, "0207fb2c01020001fb001002010102020302000101040201010500")]);
     check(&[(HoldsRecord { layers: [LayerId(1), LayerId(300)].into() }, "0201fb2c01")]);
-    check(&[(HeadRecord { layer: LayerId(300) }, "fb2c01")]);
+    check(&[(FirstHeadRecord { layer: LayerId(300) }, "fb2c01")]);
+    let fork = ForkPoint { head: "main".into(), layer: LayerId(7), time: T, since: LayerId(9) };
+    let merge = MergePoint { layer: LayerId(8), since: LayerId(300) };
+    check(&[
+        (HeadRecord { layer: LayerId(300), forked_from: None, merged: BTreeMap::new() }, "fb2c010000"),
+        (
+            HeadRecord {
+                layer: LayerId(300),
+                forked_from: Some(fork),
+                merged: [("a".to_owned(), merge)].into(),
+            },
+            "fb2c0101046d61696e0703050901016108fb2c01",
+        ),
+    ]);
     check(&[(BaseRecord { path: b"/base".to_vec() }, "052f62617365")]);
     check(&[(VolatileRecord { writer: SEVEN }, "07070707070707070707070707070707")]);
     check(&[
@@ -249,6 +262,8 @@ fn records_of_the_other_files() {
         (op(OpVerb::Apply), "046d61696e0305050164010100"),
         (op(OpVerb::UndoApply), "046d61696e0305060164010100"),
         (op(OpVerb::OpRestore), "046d61696e0305070164010100"),
+        (op(OpVerb::Fork), "046d61696e0305080164010100"),
+        (op(OpVerb::DropFork), "046d61696e0305090164010100"),
     ]);
 }
 

@@ -1,21 +1,24 @@
 //! The heads and the holds: small files that name layers.
 //!
-//! Always true: a head is published after its layer and everything below it is synced. So only the
-//! layer on top of a head, and layers above it, can have lost records in a power cut.
+//! Always true:
+//! * A head is published after its layer and everything below it is synced. So only the layer on
+//!   top of a head, and layers above it, can have lost records in a power cut.
+//! * A fork is published after the layer with which it begins is sealed.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use parking_lot::Mutex;
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::store::Store;
+use crate::store::format::FORMAT_WITH_FORKS;
 use crate::store::io::dir::StoreDir;
-use crate::store::io::record_file;
+use crate::store::io::{log, record_file};
 use crate::store::io::writer::{FailedSyncs, Writer};
-use crate::store::layer::Trust;
+use crate::store::layer::{LayerInfo, Trust};
 use crate::store::ledger::{self, LedgerRecord};
 use crate::store::pack::Packs;
-use crate::store::record::{HeadRecord, HoldsRecord};
+use crate::store::record::{FirstHeadRecord, HeadRecord, HoldsRecord, MergePoint};
 use crate::types::LayerId;
 
 /// The directory of the heads.
@@ -31,16 +34,43 @@ pub(super) fn names(heads: &StoreDir) -> Result<Vec<String>> {
     heads.list(|name| (!name.starts_with('.') && !name.ends_with(".new")).then(|| name.to_owned()))
 }
 
-/// The layers on top of the heads. A head that cannot be read is left out; opening it reports the
-/// damage.
+/// Reads the record of a head, and the number of its frame; `None` if there is no such head.
+///
+/// # Errors
+/// As open(2) and read(2), and damage.
+pub(super) fn read(heads: &StoreDir, name: &str) -> Result<Option<(HeadRecord, u64)>> {
+    let first = record_file::read_numbered::<FirstHeadRecord>(heads, name);
+    let Err(error) = first else {
+        return Ok(first?.map(|(record, number)| (HeadRecord::first(record.layer), number)));
+    };
+    record_file::read_numbered(heads, name).map_err(|_| error)
+}
+
+/// The records of all heads, or the damage of each.
 ///
 /// # Errors
 /// As readdir(3).
-pub(super) fn tops(heads: &StoreDir) -> Result<BTreeSet<LayerId>> {
-    let names = names(heads)?;
-    let records =
-        names.iter().filter_map(|name| record_file::read::<HeadRecord>(heads, name).ok().flatten());
-    Ok(records.map(|head| head.layer).collect())
+pub(super) fn read_all(heads: &StoreDir) -> Result<HeadRecords> {
+    let missing = |name: &str| Error::damage(format!("read {}", heads.show(name)), "it is missing");
+    let read = |name: String| {
+        let found = read(heads, &name).and_then(|found| found.ok_or_else(|| missing(&name)));
+        (name, found.map(|(record, _)| record))
+    };
+    Ok(names(heads)?.into_iter().map(read).collect())
+}
+
+/// The heads, each with its record or the damage of it.
+pub(super) type HeadRecords = BTreeMap<String, Result<HeadRecord>>;
+
+/// The layers on top of the heads. A head that cannot be read is left out; opening it reports the
+/// damage.
+pub(super) fn tops(heads: &HeadRecords) -> BTreeSet<LayerId> {
+    heads.values().flatten().map(|head| head.layer).collect()
+}
+
+/// The layers that the records of heads name as sealed.
+pub(super) fn sealed(heads: &HeadRecords) -> BTreeSet<LayerId> {
+    heads.values().flatten().flat_map(HeadRecord::named).collect()
 }
 
 /// Reads the facts that decide how far the journals of a store are valid.
@@ -50,8 +80,12 @@ pub(super) fn tops(heads: &StoreDir) -> Result<BTreeSet<LayerId>> {
 pub(super) fn read_trust(dir: &StoreDir) -> Result<Trust> {
     let writer = Writer::of(dir)?;
     let failed = Mutex::new(FailedSyncs::of(dir, writer)?.read());
-    let torn_from = tops(&dir.make_dir(HEADS)?)?.first().copied().unwrap_or(LayerId(0));
-    Ok(Trust { writer, failed, torn_from })
+    let heads = read_all(&dir.make_dir(HEADS)?)?;
+    // A fork that was not used yet has written nothing.
+    let used = heads.values().flatten().filter(|head| !head.is_unused());
+    let tops: BTreeSet<LayerId> = used.map(|head| head.layer).collect();
+    let torn_from = tops.first().copied().unwrap_or(LayerId(0));
+    Ok(Trust { writer, failed, torn_from, tops, sealed: sealed(&heads) })
 }
 
 /// Reads the holds of a store.
@@ -75,7 +109,7 @@ pub(super) fn published(
 ) -> Result<BTreeMap<String, u64>> {
     let mut numbers = BTreeMap::new();
     for name in names(heads)? {
-        if let Some(number) = number_of(record_file::read_numbered::<HeadRecord>(heads, &name)) {
+        if let Some(number) = number_of(read(heads, &name)) {
             numbers.insert(head_file(&name), number);
         }
     }
@@ -101,35 +135,115 @@ impl Store {
     /// # Errors
     /// Damage.
     pub fn head(&self, name: &str) -> Result<Option<HeadRecord>> {
-        record_file::read(&self.heads, name)
+        Ok(read(&self.heads, name)?.map(|(record, _)| record))
     }
 
     /// The names of the heads.
-    ///
-    /// # Errors
-    /// As readdir(3).
-    pub fn head_names(&self) -> Result<Vec<String>> {
-        names(&self.heads)
+    pub fn head_names(&self) -> Vec<String> {
+        self.head_records.lock().keys().cloned().collect()
     }
 
-    /// Puts a layer on top of a head.
+    /// The records of all heads.
+    ///
+    /// # Errors
+    /// Damage of any record: what that head needs is not known then.
+    pub fn head_records(&self) -> Result<BTreeMap<String, HeadRecord>> {
+        let records = self.head_records.lock();
+        records.iter().map(|(name, record)| Ok((name.clone(), record.clone()?))).collect()
+    }
+
+    /// Whether a layer was written by the head that has this name now, and not by an earlier one.
+    pub fn is_of(&self, info: &LayerInfo, head: &str) -> bool {
+        let since = || {
+            let records = self.head_records.lock();
+            records.get(head).and_then(|record| record.as_ref().ok()).map_or(LayerId(0), |r| r.since())
+        };
+        info.header.kind.is_of_head() && info.header.head == head && info.header.layer >= since()
+    }
+
+    /// Puts a layer on top of a head. Makes the head if there is none of this name.
     ///
     /// # Errors
     /// As [`StoreDir::publish`]; the head is then unchanged.
-    pub fn set_head(&self, name: &str, head: &HeadRecord) -> Result<()> {
+    pub fn set_head(&self, name: &str, layer: LayerId) -> Result<()> {
+        let known = self.head_records.lock().get(name).cloned().transpose()?;
+        let record = match known {
+            Some(record) => HeadRecord { layer, ..record },
+            None => HeadRecord::first(layer),
+        };
+        self.put_head(name, &record)
+    }
+
+    /// Records the state of another head that was merged into a head.
+    ///
+    /// # Errors
+    /// As [`Store::set_head`].
+    pub fn set_merged(&self, name: &str, other: &str, merged: MergePoint) -> Result<()> {
+        let missing = || Error::damage(format!("read head '{name}'"), "it is missing");
+        let mut record = self.head(name)?.ok_or_else(missing)?;
+        record.merged.insert(other.to_owned(), merged);
+        self.require_format(FORMAT_WITH_FORKS)?;
+        self.put_head(name, &record)
+    }
+
+    fn put_head(&self, name: &str, record: &HeadRecord) -> Result<()> {
         let file = head_file(name);
         let number = self.next_number_of(&file);
-        record_file::publish(&self.heads, name, head, number, self.durable)?;
-        self.note_in_ledger(&LedgerRecord::Published(file, number));
+        if record.forked_from.is_none() && record.merged.is_empty() {
+            let first = FirstHeadRecord { layer: record.layer };
+            record_file::publish(&self.heads, name, &first, number, self.durable)?;
+        } else {
+            record_file::publish(&self.heads, name, record, number, self.durable)?;
+        }
+        self.note_head(name, number, record.clone());
         Ok(())
     }
 
-    /// The oldest layer on top of a head.
+    fn note_head(&self, name: &str, number: u64, record: HeadRecord) {
+        self.note_in_ledger(&LedgerRecord::Published(head_file(name), number));
+        self.head_records.lock().insert(name.to_owned(), Ok(record));
+    }
+
+    /// Makes heads that begin with sealed layers. A crash leaves the first ones of them, each whole.
     ///
     /// # Errors
-    /// As readdir(3).
-    pub fn oldest_top(&self) -> Result<Option<LayerId>> {
-        Ok(tops(&self.heads)?.first().copied())
+    /// As [`StoreDir::publish`]; then there are none of the heads.
+    pub fn add_heads(&self, heads: &[(String, HeadRecord)]) -> Result<()> {
+        self.require_format(FORMAT_WITH_FORKS)?;
+        let numbers: Vec<u64> =
+            heads.iter().map(|(name, _)| self.next_number_of(&head_file(name))).collect();
+        let frames = heads.iter().zip(&numbers).map(|((name, record), number)| {
+            let frame = log::frame(record, *number).map_err(|e| e.during(format!("write {name}")))?;
+            Ok((name.as_str(), frame))
+        });
+        let frames = frames.collect::<Result<Vec<_>>>()?;
+        if let Err(error) = self.heads.publish_all(&frames, self.durable) {
+            let removed = frames.iter().try_for_each(|(name, _)| self.heads.remove(name));
+            if let Err(why) = removed.and_then(|()| self.heads.sync()) {
+                ::log::warn!("{why}; a head that could not be made may be there after a power cut");
+            }
+            return Err(error);
+        }
+        for ((name, record), number) in heads.iter().zip(numbers) {
+            self.note_head(name, number, record.clone());
+        }
+        Ok(())
+    }
+
+    /// Removes the record of a head. Its layers stay until gc takes them.
+    ///
+    /// # Errors
+    /// As unlink(2) and fsync(2). The head may then be there or not after a power cut.
+    pub fn remove_head(&self, name: &str) -> Result<()> {
+        self.lower_ledger(&LedgerRecord::Published(head_file(name), 0))?;
+        self.heads.remove(name)?;
+        self.head_records.lock().remove(name);
+        if self.durable { self.heads.sync() } else { Ok(()) }
+    }
+
+    /// The number that the next new layer gets.
+    pub fn next_layer(&self) -> LayerId {
+        LayerId(self.state.lock().next_layer)
     }
 
     /// The layers that neither drop nor gc removes.

@@ -42,7 +42,7 @@ pub enum LedgerRecord {
     /// The number of records in `identities`.
     Numbers(u64),
     /// A file of one frame was published, and its frame has this number. Or the newest pack, under
-    /// the name `packs`.
+    /// the name `packs`. The number 0 says that the file is about to be removed.
     Published(String, u64),
     /// The journal of a sealed layer was rewritten, and claims less.
     Lowered(LayerId, Lowered),
@@ -151,7 +151,7 @@ impl Known {
             if name == PACKS {
                 let newest = found.and_then(|number| u32::try_from(*number).ok());
                 errors.extend(self.missing_pack(newest, show));
-            } else if found.is_none_or(|found| found < number) {
+            } else if *number > 0 && found.is_none_or(|found| found < number) {
                 errors.push(lost(show, name, "the file is missing, or an older copy"));
             }
         }

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! README                           a text for people
-//! format  base                     what this is: "jailfs-store 1", 2 or 3; the path of the base
+//! format  base                     what this is: "jailfs-store 1" to 4; the path of the base
 //! lock                             locked by the one process that has the store open
 //! heads/NAME                       the layer on top of a head
 //! holds                            the layers that neither drop nor gc removes
@@ -56,12 +56,13 @@ use std::sync::atomic::{AtomicU32, AtomicU64};
 use std::time::Duration;
 
 use nix::fcntl::Flock;
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLock};
 use serde::Serialize;
 
 use crate::error::Result;
 use crate::store::catalog::State;
 use crate::store::content::read_epochs::ReadEpochs;
+use crate::store::heads::HeadRecords;
 use crate::store::identities::Identities;
 use crate::store::io::dir::StoreDir;
 use crate::store::io::log::Log;
@@ -93,6 +94,8 @@ pub struct Store {
     dir: StoreDir,
     layers: Layers,
     heads: StoreDir,
+    /// What the files in `heads` say.
+    head_records: Mutex<HeadRecords>,
     tmp: StoreDir,
     base: BaseRecord,
     durable: bool,
@@ -106,6 +109,8 @@ pub struct Store {
     ops: Mutex<OpLog>,
     ledger: Mutex<Ledger>,
     readers: ReadEpochs,
+    /// Held by readers of states, and exclusively by those who free space.
+    states: RwLock<()>,
     /// How often content was freed.
     sweeps: AtomicU64,
     /// The format in the file `format`.
@@ -150,6 +155,11 @@ impl Store {
     /// The inode numbers of base nodes.
     pub fn identities(&self) -> &Mutex<Identities> {
         &self.identities
+    }
+
+    /// The lock that keeps readers of states and those who free space apart.
+    pub fn states(&self) -> &RwLock<()> {
+        &self.states
     }
 
     /// Begins to read content. The caller takes the guard before it looks up where bytes are

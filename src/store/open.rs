@@ -10,7 +10,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
 use nix::fcntl::Flock;
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLock};
 
 use crate::error::{Attempt, Error, Kind, Result};
 use crate::store::catalog::State;
@@ -124,10 +124,12 @@ impl Store {
         let ops = OpLog::open(&dir)?;
         let found = FoundLayers::read(&layers, packed, &trust)?;
         let heads = dir.make_dir(HEADS)?;
+        let head_records = heads::read_all(&heads)?;
         let holds = heads::read_holds(&dir)?;
         let named = ops.records().iter().filter_map(|op| op.tree).chain(holds.iter().copied());
+        let named = named.chain(heads::sealed(&head_records));
         let sealed = ledger.as_ref().map(|ledger| ledger.known.sealed.clone()).unwrap_or_default();
-        found.check(&layers, &heads::tops(&heads)?, named.collect(), sealed)?;
+        found.check(&layers, &heads::tops(&head_records), named.collect(), sealed)?;
         let counts = Known {
             sealed: found.sealed(),
             operations: ops.count(),
@@ -141,6 +143,7 @@ impl Store {
         let next_layer = found.next_layer.max(layers.packs.next_layer());
         let store = Store {
             heads,
+            head_records: Mutex::new(head_records),
             tmp: dir.make_dir("tmp")?,
             base,
             durable: !options.volatile,
@@ -154,6 +157,7 @@ impl Store {
             ops: Mutex::new(ops),
             ledger: Mutex::default(),
             readers: ReadEpochs::default(),
+            states: RwLock::new(()),
             sweeps: AtomicU64::new(0),
             format: AtomicU32::new(format),
             reserve: Mutex::default(),

@@ -3,7 +3,7 @@
 //! These types are encoded field by field. So a field never changes, and an enum grows only at its
 //! end (`store/golden.rs` checks every variant).
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
@@ -138,11 +138,68 @@ pub enum Record {
     Cells(Vec<u32>),
 }
 
+/// The content of the file of a head that was neither forked nor merged.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FirstHeadRecord {
+    /// The layer on top of the head.
+    pub layer: LayerId,
+}
+
 /// The content of the file of a head.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HeadRecord {
-    /// The layer on top of the head.
+    /// The layer on top of the head. That of a fork which was not used yet is sealed.
     pub layer: LayerId,
+    /// Where the head was forked; `None` for the first head.
+    pub forked_from: Option<ForkPoint>,
+    /// The heads that were merged into this one, by name.
+    pub merged: BTreeMap<String, MergePoint>,
+}
+
+impl HeadRecord {
+    /// The record of a head that was neither forked nor merged.
+    pub fn first(layer: LayerId) -> HeadRecord {
+        HeadRecord { layer, forked_from: None, merged: BTreeMap::new() }
+    }
+
+    /// The layers of this head have at least this number. An earlier head of the same name may have
+    /// left older ones.
+    pub fn since(&self) -> LayerId {
+        self.forked_from.as_ref().map_or(LayerId(0), |fork| fork.since)
+    }
+
+    /// Whether nothing was written to the head since it was forked.
+    pub fn is_unused(&self) -> bool {
+        self.forked_from.as_ref().is_some_and(|fork| fork.layer == self.layer)
+    }
+
+    /// The sealed layers that the record needs, besides its top.
+    pub fn named(&self) -> impl Iterator<Item = LayerId> + '_ {
+        let forked = self.forked_from.iter().map(|fork| fork.layer);
+        forked.chain(self.merged.values().map(|merge| merge.layer))
+    }
+}
+
+/// Where a head was forked.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ForkPoint {
+    /// The head that was forked.
+    pub head: String,
+    /// The sealed layer with which the fork began.
+    pub layer: LayerId,
+    /// When it was forked.
+    pub time: Timestamp,
+    /// The number of the next new layer at that time.
+    pub since: LayerId,
+}
+
+/// The last merge of another head into this one.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MergePoint {
+    /// The sealed state of the other head that was merged.
+    pub layer: LayerId,
+    /// [`HeadRecord::since`] of the other head. A later head of the same name has another one.
+    pub since: LayerId,
 }
 
 /// The layers that neither drop nor gc removes.
@@ -188,6 +245,10 @@ pub enum OpVerb {
     UndoApply,
     /// The head was restored to its state after an operation.
     OpRestore,
+    /// Heads were forked from this one. The description has their names.
+    Fork,
+    /// Another head was dropped. The description is its name.
+    DropFork,
 }
 
 /// A record of `identities`.

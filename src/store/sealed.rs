@@ -102,6 +102,17 @@ impl Store {
         if self.durable { dir.sync() } else { Ok(()) }
     }
 
+    /// The length of the journal of a layer that is in no pack; `None` if there is none.
+    ///
+    /// # Errors
+    /// As fstatat(2).
+    pub fn journal_len(&self, layer: LayerId) -> Result<Option<u64>> {
+        if self.layers.dir.size(&layer::dir_name(layer))?.is_none() {
+            return Ok(None);
+        }
+        self.layers.dir_of(layer)?.size(JOURNAL)
+    }
+
     /// Reads the index of a layer. `None` if there is none, or it cannot be used; the log then says
     /// why.
     pub fn read_index(&self, layer: LayerId) -> Option<LayerContents> {

@@ -58,12 +58,12 @@ pub(super) fn refuse_other(store: &Store, base: &Base) -> Result<()> {
 }
 
 /// Records the mark of the base. If the base is another directory, also looks up the nodes that
-/// were copied up. `shown` is the present state of the head.
+/// were copied up. `shown` are the present states of the heads.
 pub(super) fn record_base(
     (store, base): (&Arc<Store>, &Arc<Base>),
     recognised: BaseIdentity,
     trees: &mut TreeCache,
-    shown: (&Tree, Epoch),
+    shown: &[(Tree, Epoch)],
     applies: &PreHistory,
 ) -> Result<()> {
     let Some(mark) = base.mark() else { return Ok(()) };
@@ -78,7 +78,7 @@ pub(super) fn record_base(
     known.copied_up.extend(applies.iter().flat_map(|images| images.inos()));
     let lower = |epoch| Lower::new(Arc::clone(base), Arc::clone(store), epoch, applies.clone());
     // The newest states come first and win: the base may have changed since the older ones.
-    known.add(shown.0, &lower(shown.1));
+    shown.iter().for_each(|(tree, epoch)| known.add(tree, &lower(*epoch)));
     let mut states = store.catalog();
     states.retain(|info| info.seal.is_some() && info.header.kind.is_of_head());
     for info in states.into_iter().rev() {

@@ -8,10 +8,10 @@ use crate::error::{Error, Kind, Result};
 use crate::fs::State;
 use crate::store::Store;
 use crate::store::layer::{LayerInfo, Upper};
-use crate::store::record::{HeadRecord, LayerKind, OpVerb, Seal};
+use crate::store::record::{LayerKind, OpVerb, Seal};
 use crate::sys::clock;
 use crate::timeline::{Target, Timeline};
-use crate::types::{LayerId, Name};
+use crate::types::{LayerId, Name, digits};
 
 impl Timeline {
     /// Seals the present state and makes it a checkpoint.
@@ -40,11 +40,10 @@ impl Timeline {
 
     fn check_name(&self, name: &str) -> Result<()> {
         let attempt = || format!("checkpoint '{name}'");
-        let special =
-            name.starts_with('@') || name == "base" || name.bytes().all(|b| b.is_ascii_digit());
-        if special || Name::new(name.as_bytes()).is_err() {
+        if !is_valid_name(name) {
             return Err(Error::new(Kind::Usage, attempt(), "not a valid checkpoint name").hint(
-                "a name is not a number, not 'base', does not begin with '@' and has no '/'",
+                "a name is not a number, not 'base', does not begin with '@', has no '/', and does \
+                 not end as the name of a head's state, 'HEAD@' or 'HEAD@-1'",
             ));
         }
         let taken =
@@ -71,8 +70,7 @@ impl Timeline {
         let above = next.layer();
         let (layer, state) = self.fs.seal(next, seal).map_err(during)?;
         self.trees.lock().keep(layer, state.tree);
-        let record = HeadRecord { layer: above };
-        self.with_reserve(|| self.store.set_head(&self.head, &record)).map_err(during)?;
+        self.with_reserve(|| self.store.set_head(&self.head, above)).map_err(during)?;
         Ok(layer)
     }
 
@@ -101,6 +99,16 @@ impl Timeline {
         let late = Target { layer: Some(layer), epoch: state.lower.epoch() };
         self.log_operation(OpVerb::Seal, message, late).map(drop)
     }
+}
+
+/// Whether a checkpoint can have this name.
+pub(super) fn is_valid_name(name: &str) -> bool {
+    let is_special =
+        name.starts_with('@') || name == "base" || name.bytes().all(|b| b.is_ascii_digit());
+    let is_of_head = name.rsplit_once('@').is_some_and(|(_, back)| {
+        back.is_empty() || back.strip_prefix('-').is_some_and(|n| digits(n).is_some())
+    });
+    !is_special && !is_of_head && Name::new(name.as_bytes()).is_ok()
 }
 
 /// Seals a layer that is no longer the upper layer of a head.

@@ -16,7 +16,8 @@ use crate::error::Result;
 use crate::store::content::live_ranges::LiveRanges;
 use crate::store::layer::LayerInfo;
 use crate::store::record::LayerKind;
-use crate::timeline::Timeline;
+use crate::timeline::Common;
+use crate::timeline::dormant::{LiveHead, live_sets};
 use crate::tree::Tree;
 use crate::types::LayerId;
 
@@ -40,7 +41,7 @@ pub enum Effort {
     Everything,
 }
 
-impl Timeline {
+impl Common {
     /// Rewrites journals and writes indexes where that shortens the replay. If it is interrupted,
     /// the part that is done stays.
     ///
@@ -60,18 +61,7 @@ impl Timeline {
         if self.is_stopping() {
             return Ok(());
         }
-        if let Some(top) = self.parent()
-            && (self.replay_is_long(top) || effort == Effort::Everything)
-        {
-            let tree = self.trees.lock().load(top)?;
-            self.store.write_index(top, Tree::new().edits_to(&tree))?;
-            let mut indexed: Vec<LayerId> =
-                self.store.catalog().iter().filter_map(has_index).collect();
-            indexed.reverse();
-            for old in indexed.into_iter().skip(KEPT_INDEXES) {
-                self.store.remove_index(old)?;
-            }
-        }
+        self.write_indexes(effort)?;
         self.store.compact_identities()?;
         // Not while an operation is running: a layer that it just created has no writes either.
         if let Some(_operation) = self.operation.try_lock() {
@@ -82,20 +72,57 @@ impl Timeline {
         Ok(())
     }
 
-    /// Makes a running [`Timeline::compact`] end soon, and later ones at once. The next mount does
+    /// Writes an index below each open head where the last one is far, and removes old ones.
+    fn write_indexes(&self, effort: Effort) -> Result<()> {
+        let below: BTreeSet<LayerId> =
+            self.open_heads().iter().filter_map(|head| head.parent()).collect();
+        let mut is_any = false;
+        for top in &below {
+            if self.replay_is_long(*top) || effort == Effort::Everything {
+                let tree = self.trees.lock().load(*top)?;
+                self.store.write_index(*top, Tree::new().edits_to(&tree))?;
+                is_any = true;
+            }
+        }
+        if !is_any {
+            return Ok(());
+        }
+        let used: BTreeSet<LayerId> =
+            below.into_iter().filter_map(|top| self.nearest_index(top)).collect();
+        let mut indexed: Vec<LayerId> = self.store.catalog().iter().filter_map(has_index).collect();
+        indexed.reverse();
+        for old in indexed.into_iter().skip(KEPT_INDEXES).filter(|layer| !used.contains(layer)) {
+            self.store.remove_index(old)?;
+        }
+        Ok(())
+    }
+
+    /// The nearest layer at or below `top` that has an index.
+    fn nearest_index(&self, top: LayerId) -> Option<LayerId> {
+        let mut at = Some(top);
+        while let Some(info) = at.and_then(|id| self.store.layer(id)) {
+            if info.index.is_some() {
+                return Some(info.header.layer);
+            }
+            at = info.header.parent;
+        }
+        None
+    }
+
+    /// Makes a running [`Common::compact`] end soon, and later ones at once. The next mount does
     /// the rest.
     pub fn stop_compacting(&self) {
         self.stopping.store(true, Ordering::Relaxed);
     }
 
-    /// Allows compactions again after [`Timeline::stop_compacting`].
+    /// Allows compactions again after [`Common::stop_compacting`].
     pub fn begin_compacting(&self) {
         self.stopping.store(false, Ordering::Relaxed);
     }
 
     /// Frees content in sealed layers that was replaced or removed before their seal. Returns the
     /// bytes, or `None` if a compaction is running or a reader looks at states. Used when the disk
-    /// is full and an operation cannot wait for [`Timeline::compact`].
+    /// is full and an operation cannot wait for [`Common::compact`].
     pub fn reclaim_now(&self) -> Option<u64> {
         // The caller may be the thread that answers the kernel, so it must not wait for long.
         let _compacting = self.compacting.try_lock_for(COMPACTION_WAIT)?;
@@ -123,7 +150,7 @@ impl Timeline {
             new.iter().filter(has_tree).map(|info| info.header.layer).collect();
         let mut bytes = 0;
         if !to_trim.is_empty() {
-            let Some(_exclusive) = self.fs.try_exclusive() else { return Ok(None) };
+            let Some(_exclusive) = self.try_exclusive() else { return Ok(None) };
             let Some(trimmed) = self.trim(&to_trim)? else { return Ok(None) };
             bytes = trimmed;
         }
@@ -139,8 +166,11 @@ impl Timeline {
     /// Trims sealed pools again whose content the edit history no longer needs. Returns the bytes
     /// freed, or `None` if a reader looks at states.
     fn trim_again(&self) -> Result<Option<u64>> {
-        let Some(_exclusive) = self.fs.exclusive_soon() else { return Ok(None) };
-        let mut layers: Vec<LayerId> = self.fs.layers_with_dropped_edits().into_iter().collect();
+        let Some(_exclusive) = self.exclusive_soon() else { return Ok(None) };
+        let heads = self.open_heads();
+        let dropped = heads.iter().flat_map(|head| head.fs.layers_with_dropped_edits());
+        let mut layers: Vec<LayerId> =
+            dropped.collect::<BTreeSet<LayerId>>().into_iter().collect();
         layers.retain(|layer| {
             self.store
                 .layer(*layer)
@@ -153,8 +183,11 @@ impl Timeline {
             places.extend(map.iter().flat_map(|map| map.runs()).map(|run| run.layer));
         }
         let trimmed = self.trim(&places.into_iter().collect::<Vec<LayerId>>())?;
-        if trimmed.is_none() {
-            self.fs.note_layers_with_dropped_edits(layers);
+        // Any head can remember them for the next time.
+        if trimmed.is_none()
+            && let Some(head) = heads.first()
+        {
+            head.fs.note_layers_with_dropped_edits(layers);
         }
         Ok(trimmed)
     }
@@ -189,7 +222,7 @@ impl Timeline {
             }
             if !secured {
                 self.store.note_sweep();
-                self.fs.secure_edits()?;
+                self.open_heads().iter().try_for_each(|head| head.fs.secure_edits())?;
                 if !self.store.wait_for_read_epochs() {
                     return Ok(None);
                 }
@@ -205,6 +238,8 @@ impl Timeline {
     /// The ranges that anything refers to, of the content in layer `first` and all above it.
     pub(super) fn live_ranges_from(&self, first: LayerId) -> Result<LiveRanges> {
         let mut used = LiveRanges::default();
+        let open = self.open_heads();
+        self.add_dormant(&open, &mut used)?;
         let mut add = |from: &Tree, to: &Tree| {
             for ino in from.diff(to).contents {
                 to.extents(ino).for_each(|(_, extent)| used.add(extent.source, extent.len));
@@ -217,26 +252,30 @@ impl Timeline {
         // between any two. In this order its layer is among the sealed ones, or above the parent.
         // In the other order it would be neither, and content that only it refers to would be
         // punched.
-        let mut below = self.parent();
-        let live = self.fs.live_set();
+        let live = live_sets(&open);
         // States above a layer can refer to content that the layer's own tree does not: an undo
         // brings back what was replaced.
         for info in self.sealed().into_iter().filter(|info| info.header.layer >= first) {
             add(&load(info.header.parent)?, &load(Some(info.header.layer))?);
         }
-        // What lies between the last seal and the live tree is in layers whose seal failed, on a
-        // full disk say.
-        while let Some(info) =
-            below.and_then(|layer| self.store.layer(layer)).filter(|l| l.seal.is_none())
-        {
-            add(&load(info.header.parent)?, &load(below)?);
-            below = info.header.parent;
+        for LiveHead { parent, live } in &live {
+            let mut below = *parent;
+            // What lies between the last seal and the live tree is in layers whose seal failed, on
+            // a full disk say.
+            while let Some(info) =
+                below.and_then(|layer| self.store.layer(layer)).filter(|l| l.seal.is_none())
+            {
+                add(&load(info.header.parent)?, &load(below)?);
+                below = info.header.parent;
+            }
+            add(&load(below)?, &live.state.tree);
         }
-        add(&load(below)?, &live.state.tree);
-        for (_, extent) in live.orphans.all_extents() {
-            used.add(extent.source, extent.len);
+        for LiveHead { live, .. } in &live {
+            for (_, extent) in live.orphans.all_extents() {
+                used.add(extent.source, extent.len);
+            }
+            used.add_extents(live.edits.iter().flat_map(|content| &content.extents));
         }
-        used.add_extents(live.edits.iter().flat_map(|content| &content.extents));
         for (range, source) in self.applies.lock().iter().flat_map(|images| images.extents()) {
             used.add(source, range.len());
         }
@@ -287,7 +326,7 @@ mod tests {
     use crate::store::record::Seal;
     use crate::store::{Store, StoreOptions};
     use crate::sys::clock;
-    use crate::timeline::Common;
+    use crate::timeline::Timeline;
     use crate::types::{Name, NodeId};
 
     fn timeline(dir: &std::path::Path) -> Arc<Timeline> {

@@ -22,7 +22,8 @@ use crate::error::Result;
 use crate::store::dedup::chunks::ChunkTable;
 use crate::store::dedup::matching::{Matcher, Matches, Part, Search};
 use crate::store::layer::LayerInfo;
-use crate::timeline::Timeline;
+use crate::timeline::Common;
+use crate::timeline::dormant::live_sets;
 use crate::tree::{Dentry, Source, Tree};
 use crate::types::{ByteRange, Ino, LayerId};
 
@@ -44,7 +45,7 @@ enum Outcome {
     Stopped,
 }
 
-impl Timeline {
+impl Common {
     /// Turns deduplication on or off. Content that is shared already stays shared.
     pub fn set_dedup(&self, on: bool) {
         self.dedup_is_on.store(on, Ordering::Relaxed);
@@ -219,8 +220,9 @@ impl Timeline {
             }
         }
         // The edit history can refer to content that is in no state.
-        for (range, source) in self.fs.live_set().edits.iter().flat_map(|content| &content.extents)
-        {
+        let live = live_sets(&self.open_heads());
+        let edits = live.iter().flat_map(|head| &head.live.edits);
+        for (range, source) in edits.flat_map(|content| &content.extents) {
             if let Source::Pool { layer: of, offset } = *source
                 && of == layer
             {

@@ -3,8 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
-use parking_lot::{Mutex, MutexGuard, RwLock};
+use parking_lot::{Mutex, MutexGuard, RwLock, RwLockWriteGuard};
 
 use crate::base::Base;
 use crate::error::{Error, Kind, Result};
@@ -15,9 +16,13 @@ use crate::store::layer::LayerInfo;
 use crate::timeline::apply::protected::Protected;
 use crate::timeline::apply::unfinished::{RecoveredApplies, UnfinishedRollback};
 use crate::timeline::base_identity::BaseIdentity;
+use crate::timeline::dormant::Dormant;
 use crate::timeline::{Timeline, TreeCache, apply, base_identity, dedup, epoch_of, reopen};
 use crate::tree::Tree;
 use crate::types::{Epoch, LayerId};
+
+/// How long [`Common::exclusive_soon`] waits. Not longer, because a reader may wait for its caller.
+const SOON: Duration = Duration::from_millis(300);
 
 /// What all heads of an open store share.
 pub struct Common {
@@ -39,6 +44,8 @@ pub struct Common {
     pub(super) was_rolled_back: AtomicBool,
     /// Held for one operation at a time.
     pub(super) operation: Mutex<()>,
+    /// What heads that are not open refer to.
+    pub(super) dormant: Mutex<Dormant>,
     /// Held while sealed layers are rewritten.
     pub(super) compacting: Mutex<()>,
     /// The chunk table of deduplication, held by one thread at a time.
@@ -58,12 +65,6 @@ pub(super) struct OpenHead {
     timeline: Weak<Timeline>,
     /// The filesystem can outlive the timeline, and still be written to.
     fs: Weak<Fs>,
-}
-
-impl OpenHead {
-    pub(super) fn of(timeline: &Arc<Timeline>) -> OpenHead {
-        OpenHead { timeline: Arc::downgrade(timeline), fs: Arc::downgrade(&timeline.fs) }
-    }
 }
 
 impl Common {
@@ -90,6 +91,7 @@ impl Common {
             unfinished: Mutex::new(unfinished),
             was_rolled_back: AtomicBool::new(was_rolled_back),
             operation: Mutex::new(()),
+            dormant: Mutex::default(),
             compacting: Mutex::new(()),
             dedup: Mutex::new(None),
             deduplicated: Mutex::default(),
@@ -100,23 +102,79 @@ impl Common {
         }))
     }
 
-    /// Records the base when the first head is opened, which shows `tree`. Returns whether it is
-    /// the first.
+    /// Records the base when the first head is opened, which shows `tree`.
     ///
     /// # Errors
     /// The base is another directory than before, and the caller did not allow that.
-    pub(super) fn begin_store(&self, tree: &Tree, epoch: Epoch) -> Result<bool> {
+    pub(super) fn begin_store(&self, head: &str, tree: &Tree, epoch: Epoch) -> Result<()> {
         let mut base_is = self.base_is.lock();
-        let Some(recognised) = *base_is else { return Ok(false) };
+        let Some(recognised) = *base_is else { return Ok(()) };
         let Common { store, base, .. } = self;
-        if recognised == BaseIdentity::Other && !tree.is_empty() {
-            base_identity::refuse_other(store, base)?;
+        let trees = &mut self.trees.lock();
+        let mut shown = vec![(tree.clone(), epoch)];
+        if recognised == BaseIdentity::Other {
+            for (name, record) in store.head_records()?.iter().filter(|(name, _)| *name != head) {
+                shown.push(reopen::peek(store, trees, name, record.layer)?);
+            }
+            if shown.iter().any(|(tree, _)| !tree.is_empty()) {
+                base_identity::refuse_other(store, base)?;
+            }
         }
         let applies = self.applies.lock().clone();
-        let trees = &mut self.trees.lock();
-        base_identity::record_base((store, base), recognised, trees, (tree, epoch), &applies)?;
+        base_identity::record_base((store, base), recognised, trees, &shown, &applies)?;
         *base_is = None;
-        Ok(true)
+        Ok(())
+    }
+
+    /// Adds a head to the table of those that are open.
+    pub(super) fn note_open(&self, timeline: &Arc<Timeline>) {
+        self.forget_dormant(&timeline.head);
+        let mut heads = self.heads.lock();
+        heads.retain(|_, head| head.fs.strong_count() > 0);
+        let fs = Arc::downgrade(&timeline.fs);
+        let head = OpenHead { timeline: Arc::downgrade(timeline), fs };
+        heads.insert(timeline.head.clone(), head);
+    }
+
+    /// The heads that are open.
+    pub(super) fn open_heads(&self) -> Vec<Arc<Timeline>> {
+        self.heads.lock().values().filter_map(|head| head.timeline.upgrade()).collect()
+    }
+
+    /// The filesystems of the heads that are open.
+    pub(super) fn open_filesystems(&self) -> Vec<Arc<Fs>> {
+        self.heads.lock().values().filter_map(|head| head.fs.upgrade()).collect()
+    }
+
+    /// A number that changes with every request to any head.
+    pub fn requests(&self) -> u64 {
+        self.open_heads().iter().fold(0, |sum, head| sum.wrapping_add(head.fs.requests()))
+    }
+
+    /// Keeps all requests of all heads from reading states, if none does right now.
+    pub fn try_exclusive(&self) -> Option<RwLockWriteGuard<'_, ()>> {
+        self.store.states().try_write()
+    }
+
+    /// As [`Common::try_exclusive`], if no request reads a state within 300 ms.
+    pub fn exclusive_soon(&self) -> Option<RwLockWriteGuard<'_, ()>> {
+        self.store.states().try_write_for(SOON)
+    }
+
+    /// Refuses an epoch of the base that cannot be read any more.
+    pub(super) fn check_epoch(&self, epoch: Epoch) -> Result<()> {
+        if epoch >= self.oldest_epoch() {
+            return Ok(());
+        }
+        let why = "gc removed the pre-images of a later apply";
+        Err(Error::new(Kind::NoStore, format!("go back to epoch {} of the base", epoch.0), why))
+    }
+
+    /// The oldest epoch whose pre-images are all there.
+    pub(super) fn oldest_epoch(&self) -> Epoch {
+        let applies = self.applies.lock();
+        let first = applies.iter().rposition(|images| images.is_collected()).map_or(0, |at| at + 1);
+        Epoch(u32::try_from(first).unwrap_or(u32::MAX))
     }
 
     /// The head of this name, if it is open.

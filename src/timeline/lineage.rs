@@ -37,7 +37,7 @@ impl Common {
         let mut line = self.down_from(first);
         let mut bottom = line.last().cloned().or(info);
         while let Some(LayerInfo {
-            header: Header { layer, kind: LayerKind::Lands(before), .. },
+            header: Header { layer, kind: LayerKind::Lands(before), head, .. },
             ..
         }) = bottom
         {
@@ -47,8 +47,12 @@ impl Common {
             {
                 Some(info) if info.seal.is_none() => info.header.parent,
                 Some(info) => Some(info.header.layer),
-                // gc removed it: continue with the last layer that was sealed before the apply.
-                None => newest(self.sealed()).map(|info| info.header.layer),
+                // gc removed it: continue with the last layer that the head sealed before the
+                // apply, or with the one that it was forked from.
+                None => newest(self.sealed_by(&head)).map(|info| info.header.layer).or_else(|| {
+                    let records = self.store.head_records().unwrap_or_default();
+                    Some(records.get(&head)?.forked_from.as_ref()?.layer)
+                }),
             };
             let earlier = self.down_from(before.filter(|before| *before < layer));
             bottom = earlier.last().cloned();
@@ -64,6 +68,13 @@ impl Common {
             line.push(info);
         }
         line
+    }
+
+    /// The sealed states that a head made, oldest first.
+    fn sealed_by(&self, head: &str) -> Vec<LayerInfo> {
+        let mut all = self.sealed();
+        all.retain(|info| self.store.is_of(info, head));
+        all
     }
 
     /// All sealed states, oldest first.

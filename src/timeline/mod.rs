@@ -17,7 +17,9 @@ mod checkpoint;
 mod compact;
 mod dedup;
 pub mod diff;
+mod dormant;
 mod edits;
+pub mod forks;
 pub mod fsck;
 pub mod gc;
 pub mod heads;
@@ -38,14 +40,14 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 use crate::base::Base;
-use crate::error::{Attempt, Error, Kind, Result};
+use crate::error::{Attempt, Result};
 use crate::fs::merged::lower::Lower;
 use crate::fs::merged::pre_images::PreHistory;
 use crate::fs::{Fs, Invalidations, Kernel, State};
 use crate::jail::Jail;
 use crate::store::Store;
 use crate::store::layer::Upper;
-use crate::store::record::{HeadRecord, LayerKind, OpRecord, OpVerb};
+use crate::store::record::{LayerKind, OpRecord, OpVerb};
 use crate::sys::clock;
 use crate::tree::Tree;
 use crate::types::{Epoch, LayerId, NodeId};
@@ -99,7 +101,8 @@ impl Timeline {
     /// head at all, creates it on the base.
     ///
     /// # Errors
-    /// [`Kind::NoStore`] if there is no such head, [`Kind::InUse`] if its filesystem is still being
+    /// [`NoStore`](crate::error::Kind::NoStore) if there is no such head,
+    /// [`InUse`](crate::error::Kind::InUse) if its filesystem is still being
     /// closed, damage, or a failure of the store.
     pub fn open(common: &Arc<Common>, head: &str, jail: Jail) -> Result<Arc<Timeline>> {
         // An operation changes which layers are on top of the heads.
@@ -109,18 +112,19 @@ impl Timeline {
         }
         let Common { store, base, .. } = &**common;
         let (upper, tree, epoch) = match store.head(head)? {
-            None if store.head_names()?.is_empty() => {
+            None if store.head_names().is_empty() => {
                 create_head(store, base, head, common.base_epoch())?
             }
             None => return Err(heads::no_head("open", head)),
             Some(record) => reopen::reopen(store, &mut common.trees.lock(), head, record.layer)?,
         };
-        let opened = common.begin_store(&tree, epoch)?;
+        common.begin_store(head, &tree, epoch)?;
         reopen::seal_strays(store, &mut common.trees.lock(), head, upper.layer())?;
         let lower = common.lower(epoch, &common.applies.lock());
         let fs = Arc::new(Fs::new(Arc::clone(store), tree, lower, upper, jail));
         fs.open_edits(head);
-        if opened && store.was_volatile() {
+        fs.forget_edits_before(common.oldest_epoch());
+        if store.was_volatile() {
             // The journal has no marks that say what was synced, so sync everything.
             fs.sync().attempt(|| "sync what was written with --volatile")?;
         }
@@ -130,7 +134,7 @@ impl Timeline {
             head: head.to_owned(),
             kernel: Mutex::new(Arc::new(NoKernel)),
         });
-        common.heads.lock().insert(head.to_owned(), heads::OpenHead::of(&timeline));
+        common.note_open(&timeline);
         Ok(timeline)
     }
 
@@ -185,15 +189,7 @@ impl Timeline {
     /// # Errors
     /// Damage, a layer that does not exist, or an epoch whose pre-images gc removed.
     pub fn state_of(&self, target: Target) -> Result<State> {
-        let since = usize::try_from(target.epoch.0).unwrap_or(usize::MAX);
-        if self.applies.lock().iter().skip(since).any(|images| images.is_collected()) {
-            let why = "gc removed the pre-images of a later apply";
-            return Err(Error::new(
-                Kind::NoStore,
-                format!("go back to epoch {} of the base", target.epoch.0),
-                why,
-            ));
-        }
+        self.check_epoch(target.epoch)?;
         let tree = match target.layer {
             Some(layer) => self.trees.lock().load(layer)?,
             None => Tree::new(),
@@ -237,7 +233,7 @@ fn create_head(
     epoch: Epoch,
 ) -> Result<(Upper, Tree, Epoch)> {
     let upper = store.create_layer(None, head, epoch, LayerKind::Continues)?;
-    store.set_head(head, &HeadRecord { layer: upper.layer() })?;
+    store.set_head(head, upper.layer())?;
     store.append_op(OpRecord {
         head: head.to_owned(),
         time: clock::now(),
@@ -267,5 +263,7 @@ pub fn verb_text(verb: OpVerb) -> &'static str {
         OpVerb::Apply => "apply",
         OpVerb::UndoApply => "undo apply",
         OpVerb::OpRestore => "op restore",
+        OpVerb::Fork => "fork",
+        OpVerb::DropFork => "drop fork",
     }
 }

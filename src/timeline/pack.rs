@@ -20,8 +20,7 @@ use std::sync::atomic::Ordering;
 use crate::error::{Attempt, Result};
 use crate::store::layer::LayerInfo;
 use crate::store::record::LayerKind;
-use crate::timeline::{Effort, Timeline};
-use crate::types::LayerId;
+use crate::timeline::{Common, Effort};
 
 /// The number of newest layers that are not packed.
 const UNPACKED_NEWEST: usize = 4;
@@ -40,7 +39,7 @@ const SMALL_POOL: u64 = 1 << 20;
 /// A journal of fewer bytes is packed without being rewritten.
 const SMALL_JOURNAL: u64 = 512;
 
-impl Timeline {
+impl Common {
     /// Packs older layers. Calls `go` now and then, which may block; when it returns false, the
     /// rest is left for the next call.
     ///
@@ -90,8 +89,10 @@ impl Timeline {
 
     /// The layers that are in no pack and are not expected to change soon, oldest first.
     fn cold(&self, effort: Effort) -> Result<Vec<LayerInfo>> {
-        // A mount starts at the layer that the head's record names.
-        let top = self.store.oldest_top()?.unwrap_or(LayerId(0));
+        // A mount starts at the layer that the head's record names, and writes to it.
+        let mut tops = self.tops();
+        let records = self.store.head_records()?;
+        tops.extend(records.values().filter(|head| !head.is_unused()).map(|head| head.layer));
         let has_tree = |info: &LayerInfo| info.header.kind.is_of_head();
         let mut all = self.store.catalog();
         all.retain(|info| {
@@ -105,7 +106,7 @@ impl Timeline {
         all.retain(|info| {
             let layer = info.header.layer;
             let is_done = !dedup_is_on || !has_tree(info) || deduplicated.contains(&layer);
-            !info.packed && info.summed && layer < top && is_done && !too_large.contains(&layer)
+            !info.packed && info.summed && !tops.contains(&layer) && is_done && !too_large.contains(&layer)
         });
         Ok(all)
     }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::error::Result;
 use crate::store::Store;
 use crate::store::layer::{LayerContents, LayerInfo, Upper};
-use crate::store::record::{HeadRecord, Header, LayerKind, OpRecord, OpVerb};
+use crate::store::record::{Header, LayerKind, OpRecord, OpVerb};
 use crate::sys::{clock, memory};
 use crate::timeline::checkpoint::{automatic, seal_unused};
 use crate::timeline::tree_cache::{TreeCache, replay};
@@ -56,7 +56,7 @@ pub(super) fn reopen(
         }
     };
     if upper.layer() != recorded {
-        store.set_head(head, &HeadRecord { layer: upper.layer() })?;
+        store.set_head(head, upper.layer())?;
     }
     // The whole journal was in memory.
     drop(contents);
@@ -120,7 +120,7 @@ fn last_written(store: &Store, head: &str, recorded: LayerId) -> Result<LayerId>
     if is_sealed {
         return Ok(recorded);
     }
-    let is_state = |l: &LayerInfo| l.header.kind.is_of_head() && l.header.head == head;
+    let is_state = |l: &LayerInfo| store.is_of(l, head);
     if !store.layer(before).is_some_and(|l| is_state(&l)) || is_changed(store, recorded)? {
         return Ok(recorded);
     }
@@ -144,8 +144,7 @@ pub(super) fn seal_strays(
     let parents: BTreeSet<LayerId> = catalog.iter().filter_map(|l| l.header.parent).collect();
     let is_stray = |l: &&LayerInfo| {
         let layer = l.header.layer;
-        let is_of_head = l.header.head == head && l.header.kind != LayerKind::PreImage;
-        is_of_head && l.seal.is_none() && layer != upper && !parents.contains(&layer)
+        store.is_of(l, head) && l.seal.is_none() && layer != upper && !parents.contains(&layer)
     };
     let mut sealed = Vec::new();
     for info in catalog.iter().filter(is_stray) {

@@ -9,6 +9,7 @@ use std::collections::BTreeSet;
 
 use crate::error::{Error, Kind, Result};
 use crate::fs::EditsSavepoint;
+use crate::store::record::OpRecord;
 use crate::timeline::gc::{Keep, is_checkpoint};
 use crate::timeline::{Policy, Timeline};
 use crate::types::LayerId;
@@ -56,14 +57,25 @@ impl Timeline {
                 ));
             }
             let _compacting = self.compacting.lock();
-            self.with_reserve(|| self.store.set_holds(&savepoint.holds))
-                .map_err(|e| e.during(attempt))?;
-            self.with_reserve(|| self.store.cut_ops(savepoint.operation))
-                .map_err(|e| e.during(attempt))?;
+            let is_own = |layer: &LayerId| {
+                self.store.layer(*layer).is_none_or(|info| self.store.is_of(&info, &self.head))
+            };
+            // What other heads did meanwhile stays.
+            let mut holds = self.store.holds();
+            holds.retain(|layer| savepoint.holds.contains(layer) || !is_own(layer));
+            holds.extend(&savepoint.holds);
+            self.with_reserve(|| self.store.set_holds(&holds)).map_err(|e| e.during(attempt))?;
+            let is_newer = |(number, _): &&(u64, OpRecord)| *number > savepoint.operation;
+            let ops = self.store.ops();
+            if ops.iter().filter(is_newer).all(|(_, op)| op.head == self.head) {
+                self.with_reserve(|| self.store.cut_ops(savepoint.operation))
+                    .map_err(|e| e.during(attempt))?;
+            }
             self.fs.rewind_edits(&savepoint.versions);
             let mut made = self.sealed();
             made.retain(|info| {
-                is_checkpoint(info) && !savepoint.states.contains(&info.header.layer)
+                let is_new = !savepoint.states.contains(&info.header.layer);
+                is_checkpoint(info) && is_new && is_own(&info.header.layer)
             });
             for info in made {
                 self.with_reserve(|| self.unmark_checkpoint(&info))

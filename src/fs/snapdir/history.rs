@@ -162,7 +162,7 @@ impl Fs {
         edit: &EditRef,
         look: impl Fn(&State, &Found) -> FsResult<T>,
     ) -> FsResult<T> {
-        let _guard = self.reclaim.read_again();
+        let _guard = self.read_again();
         loop {
             let live = Arc::clone(&self.core().state.lower);
             let saved = self.saved_file(edit)?;
@@ -176,7 +176,7 @@ impl Fs {
 
     /// Calls `look` with the live tree. Calls it again if an apply replaced the base meanwhile.
     pub(super) fn in_live<T>(&self, look: impl Fn(&State) -> FsResult<T>) -> FsResult<T> {
-        let _guard = self.reclaim.read_again();
+        let _guard = self.read_again();
         loop {
             let state = self.state();
             let result = look(&state);

@@ -106,7 +106,7 @@ impl Fs {
                 Ok(layer.map_or(Origin::Base, Origin::Layer))
             });
         }
-        let _guard = self.reclaim.read_again();
+        let _guard = self.read_again();
         let (state, found) = {
             let core = self.core();
             match core.target(id)? {

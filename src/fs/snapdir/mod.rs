@@ -187,7 +187,7 @@ impl Fs {
             (Item::Top | Item::Checkpoints | Item::Text(..) | Item::Alias(..), _) => None,
             (Item::History(_) | Item::Edit(_), _) => None,
         };
-        let guard = self.reclaim.try_read()?;
+        let guard = self.try_read()?;
         let is_kept = |layer| self.snapdir.trees.lock().iter().any(|kept| kept.layer == layer);
         layer.is_none_or(is_kept).then_some(guard)
     }
@@ -254,7 +254,7 @@ impl Fs {
         look: impl Fn(&State) -> FsResult<T>,
     ) -> FsResult<T> {
         // Recursive, because the caller may hold the guard of `snapdir_is_ready`.
-        let _guard = self.reclaim.read_again();
+        let _guard = self.read_again();
         loop {
             let (state, live) = self.checkpoint_state(layer)?;
             let result = look(&state);

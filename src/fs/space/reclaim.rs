@@ -1,13 +1,13 @@
 //! The component of [`Fs`] that orders readers of states and those that free space.
 //!
-//! Always true: as long as a read guard lives, no state loses its content, because space is freed
-//! only under the exclusive guard.
+//! Always true: as long as a read guard lives, no state of any head loses its content, because space
+//! is freed only under the exclusive guard. All heads of a store share one lock for that.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use parking_lot::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use parking_lot::{Mutex, RwLockReadGuard, RwLockWriteGuard};
 
 use crate::fs::Fs;
 
@@ -18,9 +18,8 @@ const SOON: Duration = Duration::from_millis(300);
 /// now. The caller holds no lock.
 pub type Reclaimer = dyn Fn() -> Option<u64> + Send + Sync;
 
-/// The readers of states, and whether there is something to free.
+/// Whether there is something to free, and who frees it.
 pub(in crate::fs) struct Reclaim {
-    states: RwLock<()>,
     /// Whether content was removed or replaced since space was last freed. Only then is it worth a
     /// search, which costs a sync and as much time as the tree is large.
     has_garbage: AtomicBool,
@@ -30,7 +29,6 @@ pub(in crate::fs) struct Reclaim {
 impl Reclaim {
     pub(in crate::fs) fn new() -> Reclaim {
         Reclaim {
-            states: RwLock::new(()),
             has_garbage: AtomicBool::new(true),
             reclaimer: Mutex::default(),
         }
@@ -52,36 +50,37 @@ impl Reclaim {
         reclaimer.map_or(Some(0), |reclaimer| reclaimer())
     }
 
+}
+
+impl Fs {
     /// A read guard also for a thread that holds one.
     pub(in crate::fs) fn read_again(&self) -> RwLockReadGuard<'_, ()> {
-        self.states.read_recursive()
+        self.store.states().read_recursive()
     }
 
     /// A read guard, if no thread frees space.
     pub(in crate::fs) fn try_read(&self) -> Option<RwLockReadGuard<'_, ()>> {
-        self.states.try_read()
+        self.store.states().try_read()
     }
-}
 
-impl Fs {
     /// As long as the guard lives, no state loses its content: no space is freed.
     pub fn read_guard(&self) -> RwLockReadGuard<'_, ()> {
-        self.reclaim.states.read()
+        self.store.states().read()
     }
 
     /// Waits until no read guard lives, and keeps others from getting one: for freeing space.
     pub fn exclusive(&self) -> RwLockWriteGuard<'_, ()> {
-        self.reclaim.states.write()
+        self.store.states().write()
     }
 
     /// As [`Fs::exclusive`], if no read guard lives right now.
     pub fn try_exclusive(&self) -> Option<RwLockWriteGuard<'_, ()>> {
-        self.reclaim.states.try_write()
+        self.store.states().try_write()
     }
 
     /// As [`Fs::exclusive`], if no read guard lives within 300 ms.
     pub fn exclusive_soon(&self) -> Option<RwLockWriteGuard<'_, ()>> {
-        self.reclaim.states.try_write_for(SOON)
+        self.store.states().try_write_for(SOON)
     }
 
     /// Sets the function that frees space beyond what the upper layer can.

@@ -133,6 +133,34 @@ impl StoreDir {
         if durable { self.sync() } else { Ok(()) }
     }
 
+    /// Publishes several files, as [`StoreDir::publish`] each, with one sync of the directory.
+    ///
+    /// # Errors
+    /// As [`StoreDir::publish`]. Any of the files may then be published.
+    pub fn publish_all(&self, files: &[(&str, Vec<u8>)], durable: bool) -> Result<()> {
+        let temp = |name: &str| format!("{name}.new");
+        let flags = OFlag::O_WRONLY
+            | OFlag::O_CREAT
+            | OFlag::O_TRUNC
+            | OFlag::O_CLOEXEC
+            | OFlag::O_NOFOLLOW;
+        let mut written = Vec::new();
+        for (name, bytes) in files {
+            let what = || format!("publish {}", self.show(name));
+            let file = disk::open(self, &temp(name), flags).attempt(what)?;
+            disk::write_at(&file, bytes, 0).attempt(what)?;
+            written.push((name, file));
+        }
+        for (name, file) in written.iter().filter(|_| durable) {
+            disk::sync(file).attempt(|| format!("publish {}", self.show(name)))?;
+        }
+        for (name, _) in files {
+            let what = || format!("publish {}", self.show(name));
+            disk::rename(self, &temp(name), name).attempt(what)?;
+        }
+        if durable { self.sync() } else { Ok(()) }
+    }
+
     /// Creates an unlinked file in this directory.
     ///
     /// # Errors

@@ -12,7 +12,7 @@
 //! A bad frame with good frames behind it is the work of a power cut only in a layer that may not
 //! be synced to its end; in every other layer it is damage.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use parking_lot::Mutex;
 
@@ -97,9 +97,44 @@ pub struct Trust {
     /// The layers for which this writer noted a failed sync, and how many of their records were
     /// synced before.
     pub failed: Mutex<BTreeMap<LayerId, u64>>,
-    /// The oldest layer that may not be synced to its end: the one that a head names. Every layer
-    /// below it was synced before the head was published.
+    /// The oldest layer that may not be synced to its end: the one that a head names. Every older
+    /// layer was synced before the head was published.
     pub torn_from: LayerId,
+    /// The layers that heads name as their tops and may write to. The layers below each were synced
+    /// before the head was published, however old another head is.
+    pub tops: BTreeSet<LayerId>,
+    /// Layers that were sealed before a head was published that names them.
+    pub sealed: BTreeSet<LayerId>,
+}
+
+impl Trust {
+    /// Whether a layer was synced to its end before a head was published above it.
+    fn is_below_a_head(&self, layers: &Layers, layer: LayerId) -> bool {
+        let below = |above: LayerId| header_of(layers, above).and_then(|header| header.parent);
+        let firsts = self.tops.iter().filter_map(|top| below(*top)).chain(self.sealed.iter().copied());
+        firsts.into_iter().any(|first| {
+            let mut at = Some(first);
+            while let Some(above) = at.filter(|above| *above > layer) {
+                at = below(above);
+            }
+            at == Some(layer)
+        })
+    }
+}
+
+/// The header of a layer; `None` if it cannot be read.
+fn header_of(layers: &Layers, layer: LayerId) -> Option<Header> {
+    let bytes = layers.open_log(layer, JOURNAL).ok()??;
+    let mut header = None;
+    // The first record is enough. It was synced when the layer was created.
+    let _end = frames::each_from(&bytes, "", (0, 0), |payload, _| match codec::decode(payload) {
+        Ok(Record::Header(found)) if header.is_none() => {
+            header = Some(found);
+            Err(Error::damage("", "it is found"))
+        }
+        _ => Err(Error::damage("", "it is not there")),
+    });
+    header
 }
 
 /// Reads the valid part of the journal of a layer.
@@ -138,7 +173,8 @@ fn read_log(layers: &Layers, layer: LayerId, name: &str, trust: &Trust) -> Resul
     // perhaps never synced.
     let was_sealed = marks.behind.iter().any(|record| matches!(record, Record::Seal(_)));
     let may_be_torn = name == JOURNAL && (layer >= trust.torn_from || !was_sealed) && is_cut_off;
-    let is_torn = may_be_torn && can_be_torn(&marks.behind);
+    let is_torn =
+        may_be_torn && can_be_torn(&marks.behind) && !trust.is_below_a_head(layers, layer);
     if !marks.behind.is_empty() && !is_torn || failed > Some(frames.count()) {
         return Err(log::damage_at(&what, frames.end()));
     }
@@ -331,17 +367,21 @@ fn sealed_ends(layer: LayerId, outline: frames::Outline<Record>) -> Option<(Head
     }
 }
 
-/// Whether the layer on top of a head may have lost what was not synced: another writer wrote it,
+/// Whether a layer on top of a head may have lost what was not synced: another writer wrote it,
 /// or a sync failed.
 ///
 /// # Errors
 /// Damage, with file and offset.
 pub(in crate::store) fn was_cut_off(layers: &Layers, trust: &Trust) -> Result<bool> {
-    let Some(bytes) = layers.open_log(trust.torn_from, JOURNAL)? else { return Ok(false) };
-    let what = layers.show(trust.torn_from, JOURNAL);
-    let (_, marks) = read_frames(bytes, &what)?;
-    let is_noted = trust.failed.lock().contains_key(&trust.torn_from);
-    Ok(marks.is_of_another_writer(trust) || marks.sync_failed().is_some() || is_noted)
+    for top in &trust.tops {
+        let Some(bytes) = layers.open_log(*top, JOURNAL)? else { continue };
+        let (_, marks) = read_frames(bytes, &layers.show(*top, JOURNAL))?;
+        let is_noted = trust.failed.lock().contains_key(top);
+        if marks.is_of_another_writer(trust) || marks.sync_failed().is_some() || is_noted {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 /// Whether the process that created a layer ended before the first record was complete.

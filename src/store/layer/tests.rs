@@ -1,6 +1,6 @@
 //! Tests of layers on disk: writing, syncing, sealing, and reading after a crash.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
@@ -25,7 +25,8 @@ const ONE: Writer = Writer::new([1; 16], 1);
 const TWO: Writer = Writer::new([2; 16], 1);
 
 fn trust(writer: Writer, torn_from: LayerId) -> Trust {
-    Trust { writer, failed: Mutex::default(), torn_from }
+    let tops = [torn_from].into();
+    Trust { writer, failed: Mutex::default(), torn_from, tops, sealed: BTreeSet::new() }
 }
 
 fn notes(layers: &Layers) -> FailedSyncs {

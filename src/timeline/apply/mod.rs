@@ -55,6 +55,25 @@ impl Common {
     pub(in crate::timeline) fn lower(&self, epoch: Epoch, history: &PreHistory) -> Lower {
         Lower::new(Arc::clone(self.base()), Arc::clone(self.store()), epoch, history.clone())
     }
+
+    /// Makes the states that all open heads show, and all states from now on, read the base through
+    /// `history`. The caller holds the operation lock, so no head is opened meanwhile.
+    pub(in crate::timeline) fn install_history(&self, history: &PreHistory) {
+        *self.applies.lock() = history.clone();
+        for fs in self.open_filesystems() {
+            fs.set_lower(self.lower(fs.state().lower.epoch(), history));
+        }
+    }
+
+    /// The epoch that the last apply ended. An apply that was rolled back does not count.
+    pub(super) fn last_undoable(&self) -> Option<u32> {
+        let layers = self.store().catalog();
+        let is_applied = |l: &&LayerInfo| {
+            let seal = l.seal.as_ref().filter(|_| l.header.kind == LayerKind::PreImage);
+            seal.is_some_and(|seal| seal.message != ROLLED_BACK)
+        };
+        layers.iter().rfind(is_applied).map(|l| l.header.epoch.0.saturating_sub(1))
+    }
 }
 
 impl Timeline {
@@ -137,27 +156,11 @@ impl Timeline {
         self.log_operation(OpVerb::Apply, plan.describe(), sealed).map(drop)
     }
 
-    /// Makes the shown state, and all states from now on, read the base through `history`.
-    pub(in crate::timeline) fn install_history(&self, head_epoch: Epoch, history: &PreHistory) {
-        *self.applies.lock() = history.clone();
-        self.fs().set_lower(self.lower(head_epoch, history));
-    }
-
     fn before_last_apply(&self) -> Result<State> {
         let Some(before) = self.last_undoable() else {
             return Err(Error::new(Kind::NoStore, "undo apply", "nothing was applied yet"));
         };
         self.state_of(Target { layer: None, epoch: Epoch(before) })
-    }
-
-    /// The epoch that the last apply ended. An apply that was rolled back does not count.
-    pub(super) fn last_undoable(&self) -> Option<u32> {
-        let layers = self.store().catalog();
-        let is_applied = |l: &&LayerInfo| {
-            let seal = l.seal.as_ref().filter(|_| l.header.kind == LayerKind::PreImage);
-            seal.is_some_and(|seal| seal.message != ROLLED_BACK)
-        };
-        layers.iter().rfind(is_applied).map(|l| l.header.epoch.0.saturating_sub(1))
     }
 }
 

@@ -31,8 +31,6 @@ struct Transaction {
     layer: Upper,
     /// The epoch of the base that the transaction begins.
     epoch: Epoch,
-    /// The epoch over which the head lies.
-    head_epoch: Epoch,
     /// The applies before this one.
     earlier: PreHistory,
     /// The same, and this one.
@@ -71,13 +69,11 @@ impl Timeline {
             .map_err(|error| self.withdraw((layer.layer(), epoch), during(error)))?;
         let with_images: PreHistory =
             earlier.iter().cloned().chain([Arc::new(pre_images::collect(&images, &[]))]).collect();
-        let head_epoch = self.fs().state().lower.epoch();
-        self.install_history(head_epoch, &with_images);
+        self.install_history(&with_images);
         let claims = Claims::default();
         Ok(Transaction {
             layer,
             epoch,
-            head_epoch,
             earlier,
             with_images,
             images,
@@ -110,13 +106,13 @@ impl Timeline {
 
     /// Seals the transaction with `message`. `images` are what earlier states read from now on.
     fn commit(&self, transaction: Transaction, images: PreImages, message: &str) -> Result<Epoch> {
-        let Transaction { mut layer, epoch, head_epoch, earlier, .. } = transaction;
+        let Transaction { mut layer, epoch, earlier, .. } = transaction;
         if let Err(why) = seal_unused(self.store(), &mut layer, message) {
             let unfinished = UnfinishedRollback::of_all(layer.layer(), epoch, &why);
             return Err(self.leave_unfinished(unfinished, why.during("apply")));
         }
         let history: PreHistory = earlier.into_iter().chain([Arc::new(images)]).collect();
-        self.install_history(head_epoch, &history);
+        self.install_history(&history);
         Ok(epoch)
     }
 

@@ -173,7 +173,7 @@ impl Timeline {
         let remaining = match rollback::resume(self.store(), self.base(), contents) {
             Ok(None) => {
                 let history = read_history(self.store())?;
-                self.install_history(self.fs().state().lower.epoch(), &history);
+                self.install_history(&history);
                 *self.unfinished.lock() = None;
                 return Ok(());
             }

@@ -17,7 +17,7 @@ use crate::store::fsck_read::Inspect;
 use crate::store::io::log;
 use crate::store::layer::{INDEX, LayerContents, POOL, SUMS};
 use crate::store::record::{LayerKind, PreImage, Record};
-use crate::timeline::Timeline;
+use crate::timeline::Common;
 use crate::timeline::tree_cache::replay;
 use crate::tree::{Extent, Source, Tree};
 use crate::types::{ByteRange, Ino, LayerId};
@@ -148,7 +148,7 @@ pub fn check(path: &Path, read_data: bool) -> Result<Report> {
     Ok(checker.report)
 }
 
-impl Timeline {
+impl Common {
     /// Checks the open store, while no operation and no compaction runs.
     ///
     /// # Errors

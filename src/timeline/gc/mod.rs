@@ -8,8 +8,10 @@
 //!
 //! An interrupted step is finished by the next collection. The steps:
 //!
-//! 1. Find the **needed** layers: checkpoints, held layers, the targets of recent operations, and
-//!    the layer below each upper layer.
+//! All heads count, whether they are open or not ([`super::dormant`]).
+//!
+//! 1. Find the **needed** layers: checkpoints, held layers, the targets of recent operations, the
+//!    layer below each upper layer, and what the records of heads name.
 //! 2. Rewrite each needed layer whose parent is not needed, as edits from the nearest needed layer
 //!    below.
 //! 3. Remove the records of unneeded layers, from the top down. Their pools stay, in layers that
@@ -20,17 +22,18 @@
 pub(in crate::timeline) mod policy;
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use crate::error::{Attempt, Error, Kind, Result};
-use crate::fs::LiveSet;
 use crate::fs::merged::pre_images::{PreImages, index_in_history};
 use crate::store::content::live_ranges::LiveRanges;
 use crate::store::layer::LayerInfo;
 use crate::store::placement::packing::JournalRewriter;
-use crate::store::record::{Header, LayerKind, OpRecord, Record, Seal};
-use crate::timeline::Timeline;
-use crate::tree::{Edit, Tree};
+use crate::store::record::{Header, LayerKind, OpRecord, OpVerb, Record, Seal};
+use crate::timeline::{Common, Timeline};
+use crate::timeline::dormant::{LiveHead, live_sets};
+use crate::tree::Tree;
 use crate::types::{ByteRange, Epoch, LayerId, Timestamp};
 
 /// Records of the operation log that are kept, at least, even if their states are gone.
@@ -60,7 +63,7 @@ pub struct Collected {
     pub bytes: u64,
 }
 
-impl Timeline {
+impl Common {
     /// Frees everything that is not needed; with `dry_run` only reports it.
     ///
     /// # Errors
@@ -69,7 +72,7 @@ impl Timeline {
         self.gc_while(keep, dry_run, &|| true)
     }
 
-    /// As [`Timeline::gc`], while `go` returns true. The next collection does the rest.
+    /// As [`Common::gc`], while `go` returns true. The next collection does the rest.
     pub(super) fn gc_while(
         &self,
         keep: &Keep,
@@ -125,7 +128,7 @@ impl Timeline {
         old
     }
 
-    /// Drops a checkpoint. The next [`Timeline::gc`] frees its space, unless a recent operation
+    /// Drops a checkpoint. The next [`Common::gc`] frees its space, unless a recent operation
     /// needs the layer.
     ///
     /// # Errors
@@ -200,10 +203,10 @@ impl Timeline {
     ) -> BTreeSet<LayerId> {
         let dropped: BTreeSet<LayerId> = collected.dropped.iter().map(|l| l.header.layer).collect();
         let mut needed = self.store.holds();
-        let ops = self.store.ops();
-        needed.extend(recent(&ops, keep).filter_map(|op| op.tree));
+        needed.extend(self.recent(keep).iter().filter_map(|op| op.tree));
         needed.retain(|layer| !dropped.contains(layer));
         needed.extend(&keep.spared);
+        needed.extend(self.named_by_heads());
         for info in self.store.catalog() {
             if is_checkpoint(&info) && !dropped.contains(&info.header.layer) {
                 needed.insert(info.header.layer);
@@ -215,6 +218,23 @@ impl Timeline {
         let sealed: BTreeSet<LayerId> = self.sealed().iter().map(|l| l.header.layer).collect();
         needed.retain(|layer| sealed.contains(layer));
         needed
+    }
+
+    /// The operations whose states are kept, newest first. Those of a dropped head are not kept.
+    fn recent(&self, keep: &Keep) -> Vec<OpRecord> {
+        let heads = self.store.head_names();
+        let mut dropped = BTreeSet::new();
+        let mut recent = Vec::new();
+        let most = usize::try_from(keep.operations).unwrap_or(usize::MAX);
+        for (_, op) in self.store.ops().into_iter().rev().take(most) {
+            if op.verb == OpVerb::DropFork {
+                dropped.insert(op.description.clone());
+            }
+            if heads.contains(&op.head) && !dropped.contains(&op.head) {
+                recent.push(op);
+            }
+        }
+        recent
     }
 
     /// Runs the four steps once. Returns the bytes that this frees, or would free.
@@ -229,13 +249,19 @@ impl Timeline {
             // The records that dropped blocks must be durable before the blocks are punched. This
             // comes first, because it also seals a layer whose seal failed; that layer is then
             // needed like any other.
-            self.fs.sync().attempt(|| "gc: sync")?;
+            for head in self.open_heads() {
+                head.fs.sync().attempt(|| "gc: sync")?;
+            }
         }
-        let unwritten = self.unwritten_layers()?;
+        // What a head needs whose record cannot be read is not known.
+        self.store.head_records().map_err(|error| error.during("gc"))?;
+        let mut unwritten = self.unwritten_layers()?;
+        unwritten.extend(self.layers_of_dropped_heads());
         // Layers that are sealed from here on are left to the next collection.
         let sealed = self.sealed();
         let needed = self.needed(keep, collected, &unwritten);
-        let live = self.fs.live_set();
+        let open = self.open_heads();
+        let live = live_sets(&open);
         let below = |layer: LayerId| {
             self.nearest(&needed, self.store.layer(layer).and_then(|l| l.header.parent))
         };
@@ -249,7 +275,7 @@ impl Timeline {
         if !go() {
             return Ok(0);
         }
-        let refs = self.live_ranges_of(&needed, &live, &pre_images, below)?;
+        let refs = self.live_ranges_of(&needed, (&open, &live), &pre_images, below)?;
         let mut bytes = 0;
         let mut rewriting = self.store.journal_rewriter();
         for info in sealed.into_iter().rev().filter(|l| !needed.contains(&l.header.layer)) {
@@ -318,8 +344,13 @@ impl Timeline {
         let gone =
             self.pre_image_layers().into_iter().filter(|(_, layer)| !pre_images.contains(layer));
         let first = gone.map(|(place, _)| place + 1).max().unwrap_or(0);
-        self.fs.forget_edits_before(Epoch(u32::try_from(first).unwrap_or(u32::MAX)));
-        self.fs.secure_edits().map_err(|e| e.during("gc"))
+        let first = Epoch(u32::try_from(first).unwrap_or(u32::MAX));
+        // A head that is not open does this when it is opened.
+        for head in self.open_heads() {
+            head.fs.forget_edits_before(first);
+            head.fs.secure_edits().map_err(|e| e.during("gc"))?;
+        }
+        Ok(())
     }
 
     /// Removes the runs that nothing refers to from all remaps, so that no remap leads to a block
@@ -345,14 +376,13 @@ impl Timeline {
     pub(super) fn unwritten_layers(&self) -> Result<BTreeSet<LayerId>> {
         let catalog = self.store.catalog();
         let parents: BTreeSet<LayerId> = catalog.iter().filter_map(|l| l.header.parent).collect();
-        let top = self.store.head(&self.head)?.map(|head| head.layer);
+        let tops = self.tops();
         let mut unwritten = BTreeSet::new();
         // The newest layer stays, so that its number is not used again.
         let older = catalog.iter().rev().skip(1);
         for info in older.filter(|l| l.seal.is_none() && l.header.kind != LayerKind::PreImage) {
             let layer = info.header.layer;
-            let is_top = layer == self.fs.upper_layer() || Some(layer) == top;
-            if is_top || parents.contains(&layer) {
+            if tops.contains(&layer) || parents.contains(&layer) {
                 continue;
             }
             if !self.store.read_layer(layer)?.is_changed {
@@ -364,28 +394,10 @@ impl Timeline {
             |layer: &&LayerId| self.store.pool_end(**layer).map_or(true, |end| end > 0);
         let filled: BTreeSet<LayerId> = unwritten.iter().filter(has_content).copied().collect();
         if let Some(first) = filled.first() {
-            let mut used = self.live_ranges_from(*first)?;
-            self.add_unsealed(&catalog, &mut used)?;
+            let used = self.live_ranges_from(*first)?;
             unwritten.retain(|layer| !filled.contains(layer) || !used.is_used(*layer));
         }
         Ok(unwritten)
-    }
-
-    /// Adds the ranges that unsealed layers other than the upper layer refer to. Recovery may still
-    /// seal such a layer or remove it.
-    fn add_unsealed(&self, catalog: &[LayerInfo], used: &mut LiveRanges) -> Result<()> {
-        let upper = self.fs.upper_layer();
-        for info in catalog.iter().filter(|l| l.seal.is_none() && l.header.layer != upper) {
-            for record in self.store.read_layer(info.header.layer)?.records() {
-                let Record::Edits(edits) = record? else { continue };
-                for edit in edits {
-                    if let Edit::Map { range, to: Some(source), .. } = edit {
-                        used.add(source, range.len());
-                    }
-                }
-            }
-        }
-        Ok(())
     }
 
     /// The pre-image layers of applies that ended before they changed the base. No epoch begins
@@ -447,11 +459,12 @@ impl Timeline {
     fn live_ranges_of(
         &self,
         needed: &BTreeSet<LayerId>,
-        live: &LiveSet,
+        (open, live): (&[Arc<Timeline>], &[LiveHead]),
         pre_images: &BTreeSet<LayerId>,
         below: impl Fn(LayerId) -> Option<LayerId>,
     ) -> Result<LiveRanges> {
         let mut refs = LiveRanges::default();
+        self.add_dormant(open, &mut refs)?;
         let mut add = |from: &Tree, to: &Tree| {
             for ino in from.diff(to).contents {
                 to.extents(ino).for_each(|(_, extent)| refs.add(extent.source, extent.len));
@@ -461,16 +474,19 @@ impl Timeline {
             let (from, to) = self.load_with_parent(below(*layer), *layer)?;
             add(&from, &to);
         }
-        let parent = self.parent();
-        let from =
-            parent.map_or_else(|| Ok(Tree::new()), |parent| self.trees.lock().load(parent))?;
-        add(&from, &live.state.tree);
-        add(&Tree::new(), &live.orphans);
-        refs.add_extents(live.edits.iter().flat_map(|content| &content.extents));
-        for range in &live.reserved {
-            refs.add_range(live.upper, *range);
+        for LiveHead { parent, live } in live {
+            let from =
+                parent.map_or_else(|| Ok(Tree::new()), |parent| self.trees.lock().load(parent))?;
+            add(&from, &live.state.tree);
+            add(&Tree::new(), &live.orphans);
         }
-        refs.add_range(live.upper, ByteRange { start: live.end, end: u64::MAX });
+        for LiveHead { live, .. } in live {
+            refs.add_extents(live.edits.iter().flat_map(|content| &content.extents));
+            for range in &live.reserved {
+                refs.add_range(live.upper, *range);
+            }
+            refs.add_range(live.upper, ByteRange { start: live.end, end: u64::MAX });
+        }
         let applies = self.applies.lock().clone();
         for (place, layer) in
             self.pre_image_layers().into_iter().filter(|(_, layer)| pre_images.contains(layer))
@@ -496,15 +512,22 @@ impl Timeline {
         &self,
         keep: &Keep,
         needed: &BTreeSet<LayerId>,
-        live: &LiveSet,
+        live: &[LiveHead],
     ) -> BTreeSet<LayerId> {
-        let ops = self.store.ops();
-        let states =
-            needed.iter().filter_map(|layer| self.store.layer(*layer)).map(|l| l.header.epoch);
+        let recent = self.recent(keep);
+        let states = self.store.catalog();
+        // An unsealed layer is the upper layer of a head, or may still be sealed.
+        let is_needed = |info: &&LayerInfo| {
+            info.header.kind.is_of_head()
+                && (info.seal.is_none() || needed.contains(&info.header.layer))
+        };
         let epochs = states
-            .chain(recent(&ops, keep).map(|op| op.epoch))
-            .chain([live.state.lower.epoch()])
-            .chain(live.orphans_from);
+            .iter()
+            .filter(is_needed)
+            .map(|info| info.header.epoch)
+            .chain(recent.iter().map(|op| op.epoch))
+            .chain(live.iter().map(|head| head.live.state.lower.epoch()))
+            .chain(live.iter().filter_map(|head| head.live.orphans_from));
         let oldest = epochs.min().unwrap_or(Epoch(0)).0;
         let undoable = self.last_undoable().unwrap_or(u32::MAX);
         let from = usize::try_from(oldest.min(undoable)).unwrap_or(usize::MAX);
@@ -512,7 +535,7 @@ impl Timeline {
         pre_images.map(|(_, layer)| layer).collect()
     }
 
-    /// Removes the records of pre-image layers that are not needed. [`Timeline::sweep`] then frees
+    /// Removes the records of pre-image layers that are not needed. [`Common::sweep`] then frees
     /// their pools.
     fn empty_pre_images(&self, needed: &BTreeSet<LayerId>) -> Result<()> {
         let mut emptied = Vec::new();
@@ -527,10 +550,10 @@ impl Timeline {
             emptied.push(place);
         }
         let mut applies = self.applies.lock();
-        let removed = std::sync::Arc::new(PreImages::collected());
+        let removed = Arc::new(PreImages::collected());
         for place in emptied {
             if let Some(image) = applies.get_mut(place) {
-                *image = std::sync::Arc::clone(&removed);
+                *image = Arc::clone(&removed);
             }
         }
         Ok(())
@@ -538,7 +561,7 @@ impl Timeline {
 
     /// Punches the unused blocks of all pools, and removes layers without a tree that nothing
     /// refers to. Returns the bytes.
-    fn sweep(&self, refs: &LiveRanges, live: &LiveSet, dry_run: bool) -> Result<u64> {
+    fn sweep(&self, refs: &LiveRanges, live: &[LiveHead], dry_run: bool) -> Result<u64> {
         let places = self.store.locate(refs)?;
         let (mut bytes, mut removed) = (0, Vec::new());
         let last_image =
@@ -547,7 +570,8 @@ impl Timeline {
             let layer = info.header.layer;
             // Unsealed layers, new ones or those of an interrupted operation, wait for the next
             // collection.
-            let is_settled = info.seal.is_some() || layer == live.upper;
+            let is_upper = || live.iter().any(|head| head.live.upper == layer);
+            let is_settled = info.seal.is_some() || is_upper();
             if !is_settled {
                 continue;
             }
@@ -579,7 +603,3 @@ pub(super) fn is_checkpoint(info: &LayerInfo) -> bool {
     info.seal.as_ref().is_some_and(|seal| !seal.automatic)
 }
 
-/// The operations whose states are kept, newest first.
-fn recent<'o>(ops: &'o [(u64, OpRecord)], keep: &Keep) -> impl Iterator<Item = &'o OpRecord> {
-    ops.iter().map(|(_, op)| op).rev().take(usize::try_from(keep.operations).unwrap_or(usize::MAX))
-}

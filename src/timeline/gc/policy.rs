@@ -10,12 +10,13 @@
 //! kept. So a collection runs only if it frees enough, or if space is short.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use crate::error::{FsResult, Result};
 use crate::fs::Invalidations;
 use crate::store::layer::LayerInfo;
-use crate::timeline::Timeline;
 use crate::timeline::gc::{Collected, Keep, is_checkpoint};
+use crate::timeline::{Common, Timeline};
 use crate::types::{LayerId, Name, NodeId};
 
 /// So many unneeded states are worth a collection,
@@ -69,7 +70,7 @@ pub enum Due {
     Now,
 }
 
-impl Timeline {
+impl Common {
     /// Whether it is time to collect. After an operation found the disk full (`is_full`), anything
     /// that can be freed is worth it.
     pub fn is_due(&self, policy: &Policy, spared: &BTreeSet<LayerId>, is_full: bool) -> Due {
@@ -96,7 +97,7 @@ impl Timeline {
     /// meanwhile.
     ///
     /// # Errors
-    /// As [`Timeline::gc`].
+    /// As [`Common::gc`].
     pub fn collect_by(
         &self,
         policy: &Policy,
@@ -104,7 +105,7 @@ impl Timeline {
         go: &dyn Fn() -> bool,
     ) -> Result<Collected> {
         let mut keep = self.keep_by(policy, spared);
-        keep.spared.extend(self.fs.layers_in_use());
+        keep.spared.extend(self.open_heads().iter().flat_map(|head| head.fs.layers_in_use()));
         // Free a little more than the limit asks for, so that the next collection is not due at
         // once.
         keep.store_bytes = keep.store_bytes.map(|limit| limit - limit / SHORT_PART);
@@ -117,8 +118,14 @@ impl Timeline {
     /// Otherwise it invalidates the remaining nodes one by one: a node that was open the first time
     /// kept its parents from being dropped.
     pub fn ask_kernel_for_states(&self, policy: &Policy, spared: &BTreeSet<LayerId>, whole: bool) {
-        let held = self.fs.layers_in_use();
         let keep = self.keep_by(policy, spared);
+        for head in self.open_heads() {
+            self.ask_kernel_of(&head, &keep, whole);
+        }
+    }
+
+    fn ask_kernel_of(&self, head: &Timeline, keep: &Keep, whole: bool) {
+        let held = head.fs.layers_in_use();
         let mut may_go = self.sealed();
         may_go.retain(|l| held.contains(&l.header.layer) && !keep.spared.contains(&l.header.layer));
         let names = if whole {
@@ -126,27 +133,37 @@ impl Timeline {
             names.collect()
         } else {
             let names =
-                may_go.iter().map(|info| self.fs.names_in_use(info.header.layer, MAX_NAMES));
+                may_go.iter().map(|info| head.fs.names_in_use(info.header.layer, MAX_NAMES));
             names.filter_map(FsResult::ok).flatten().collect()
         };
         let what = Invalidations { names, ..Invalidations::default() };
-        if let Err(error) = self.kernel().invalidate(&what) {
+        if let Err(error) = head.kernel().invalidate(&what) {
             log::debug!("{error}");
         }
     }
 
     fn keep_by(&self, policy: &Policy, spared: &BTreeSet<LayerId>) -> Keep {
         let mut spared = spared.clone();
-        // The checkpoint below the present tree takes no space of its own.
-        spared.extend(
-            self.ancestry().iter().find(|info| is_checkpoint(info)).map(|info| info.header.layer),
-        );
+        // The checkpoint below the present tree of a head takes no space of its own.
+        spared.extend(self.tops().into_iter().filter_map(|top| self.checkpoint_below(top)));
         Keep {
             operations: policy.operations,
             checkpoints: policy.checkpoints,
             store_bytes: policy.store_bytes,
             spared,
         }
+    }
+
+    /// The first checkpoint at or below a layer.
+    fn checkpoint_below(&self, top: LayerId) -> Option<LayerId> {
+        let mut at = Some(top);
+        while let Some(info) = at.and_then(|layer| self.store.layer(layer)) {
+            if is_checkpoint(&info) {
+                return Some(info.header.layer);
+            }
+            at = info.header.parent;
+        }
+        None
     }
 
     fn is_worth_it(&self, unneeded: &[LayerInfo], needed: usize) -> bool {
@@ -159,23 +176,25 @@ impl Timeline {
 
     /// Whether the store's disk, or the sandbox's quota, is nearly full.
     fn room_is_short(&self) -> bool {
-        self.fs.statfs().is_ok_and(|space| {
-            let bytes = |blocks: u64| blocks.saturating_mul(u64::from(space.block_size));
-            bytes(space.available) < PLENTY.min(bytes(space.blocks) / SHORT_PART)
-        })
+        let is_short = |head: &Arc<Timeline>| {
+            head.fs.statfs().is_ok_and(|space| {
+                let bytes = |blocks: u64| blocks.saturating_mul(u64::from(space.block_size));
+                bytes(space.available) < PLENTY.min(bytes(space.blocks) / SHORT_PART)
+            })
+        };
+        self.open_heads().iter().any(is_short)
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::sync::{Arc, mpsc};
+    use std::sync::mpsc;
     use std::time::Duration;
 
     use super::*;
     use crate::base::Base;
     use crate::jail::{Jail, Policy as Links};
     use crate::store::{Store, StoreOptions};
-    use crate::timeline::Common;
 
     fn timeline(dir: &std::path::Path) -> Arc<Timeline> {
         let base = dir.join("base");

@@ -19,7 +19,7 @@ mod partial;
 use crate::error::{Attempt, Error, Result};
 use crate::fs::{State, Switched};
 use crate::store::layer::Upper;
-use crate::store::record::{HeadRecord, LayerKind, OpVerb};
+use crate::store::record::{LayerKind, OpVerb};
 use crate::timeline::checkpoint::seal_unused;
 use crate::timeline::diff::PathChange;
 use crate::timeline::mounts::Mounts;
@@ -121,7 +121,7 @@ impl Timeline {
         let (upper, previous) = self.publish_layer(verb, to, LayerKind::Branches)?;
         let switched = self.fs.switch(state.clone(), upper).attempt(|| verb_text(verb));
         let Switched { invalidations, layer, state: from } =
-            switched.map_err(|error| self.unpublish_layer(&previous, error))?;
+            switched.map_err(|error| self.unpublish_layer(previous, error))?;
         let invalidated = self.kernel().invalidate(&invalidations);
         let late = self.seal_late_writes(layer, &from, verb);
         let logged = self.log_operation(verb, description, to);
@@ -132,20 +132,20 @@ impl Timeline {
     }
 
     /// Creates a layer over a state that is about to be shown, and makes the head's record name it.
-    /// Returns the layer, and the record as it was.
+    /// Returns the layer, and the one that the record named.
     pub(in crate::timeline) fn publish_layer(
         &self,
         verb: OpVerb,
         to: Target,
         kind: LayerKind,
-    ) -> Result<(Upper, HeadRecord)> {
+    ) -> Result<(Upper, LayerId)> {
         let during = |error: Error| error.during(verb_text(verb));
-        let previous = HeadRecord { layer: self.fs.upper_layer() };
+        let previous = self.fs.upper_layer();
         let upper =
             self.store.create_layer(to.layer, &self.head, to.epoch, kind).map_err(during)?;
         self.store
-            .set_head(&self.head, &HeadRecord { layer: upper.layer() })
-            .map_err(|error| self.unpublish_layer(&previous, during(error)))?;
+            .set_head(&self.head, upper.layer())
+            .map_err(|error| self.unpublish_layer(previous, during(error)))?;
         Ok((upper, previous))
     }
 
@@ -153,7 +153,7 @@ impl Timeline {
     /// failure.
     pub(in crate::timeline) fn unpublish_layer(
         &self,
-        previous: &HeadRecord,
+        previous: LayerId,
         error: Error,
     ) -> Error {
         // The record may be on disk although its sync failed. Only a new write and sync make sure

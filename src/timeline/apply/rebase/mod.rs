@@ -65,12 +65,12 @@ impl Timeline {
                 Err(error) => {
                     return Err(error)
                         .attempt(|| "apply")
-                        .map_err(|error| self.unpublish_layer(&previous, error));
+                        .map_err(|error| self.unpublish_layer(previous, error));
                 }
             }
         }
         log::warn!("apply: the tree stays over the base as it was before: {why}");
-        self.with_reserve(|| self.store.set_head(&self.head, &previous))
+        self.with_reserve(|| self.store.set_head(&self.head, previous))
             .map_err(|error| self.refuse_changes(error))
     }
 

@@ -18,7 +18,7 @@ mod tests;
 
 use crate::error::{Attempt, Error, FsError, FsResult, Kind, Result};
 use crate::fs::{Changed, Invalidations, State};
-use crate::store::record::{HeadRecord, LayerKind, OpVerb, Seal};
+use crate::store::record::{LayerKind, OpVerb, Seal};
 use crate::sys::clock;
 use crate::timeline::mounts::Mounts;
 use crate::timeline::restore::base_paths::BasePaths;
@@ -109,8 +109,7 @@ impl Timeline {
     /// Makes the head's record name the layer `next`, and logs the sealed state.
     fn publish_sealed(&self, changed: &Changed, next: LayerId, attempt: &str) -> Result<()> {
         changed.sealed.clone()?;
-        let record = HeadRecord { layer: next };
-        self.with_reserve(|| self.store.set_head(&self.head, &record))?;
+        self.with_reserve(|| self.store.set_head(&self.head, next))?;
         self.trees.lock().keep(changed.layer, changed.from.tree.clone());
         let sealed = Target { layer: Some(changed.layer), epoch: self.epoch() };
         self.log_operation(OpVerb::Seal, format!("before {attempt}"), sealed).map(drop)

@@ -1,0 +1,157 @@
+//! What the heads of a store need: those that are open, and those that are not.
+//!
+//! A head that is not open is **dormant**. Its layers and its edit history are read from the store,
+//! and it stays closed.
+//!
+//! Always true: what a dormant head may show after a power cut counts. A power cut takes the last
+//! records of a log, so the content that any record refers to counts, whatever later records say.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use crate::error::Result;
+use crate::fs::LiveSet;
+use crate::store::content::live_ranges::LiveRanges;
+use crate::store::layer::LayerInfo;
+use crate::store::record::{MergePoint, Record};
+use crate::timeline::{Common, Timeline, reopen};
+use crate::tree::{Edit, Source};
+use crate::types::{ByteRange, LayerId};
+
+/// An open head, and what it refers to.
+pub(super) struct LiveHead {
+    /// The sealed layer below its upper layer, when this was read.
+    pub(super) parent: Option<LayerId>,
+    pub(super) live: LiveSet,
+}
+
+/// What open heads refer to. The parent of each is read before its tree.
+pub(super) fn live_sets(open: &[Arc<Timeline>]) -> Vec<LiveHead> {
+    let live = |head: &Arc<Timeline>| {
+        let parent = head.parent();
+        LiveHead { parent, live: head.fs.live_set() }
+    };
+    open.iter().map(live).collect()
+}
+
+/// Addresses of content, and the bytes at each.
+type Addresses = Arc<Vec<(Source, u64)>>;
+
+/// What dormant heads refer to, as it was read last.
+#[derive(Default)]
+pub(super) struct Dormant {
+    /// By unsealed layer, with the length of the journal.
+    layers: BTreeMap<LayerId, (u64, Addresses)>,
+    /// By head.
+    edits: BTreeMap<String, Addresses>,
+}
+
+impl Common {
+    /// Adds what dormant heads refer to beyond sealed states: the unsealed layers on top of them,
+    /// and their edit histories. Also counts unsealed layers that recovery may still seal or remove.
+    /// `open` are the heads that the caller counts by [`live_sets`].
+    pub(super) fn add_dormant(&self, open: &[Arc<Timeline>], refs: &mut LiveRanges) -> Result<()> {
+        let catalog = self.store.catalog();
+        let uppers: BTreeSet<LayerId> = open.iter().map(|head| head.fs.upper_layer()).collect();
+        let is_dormant = |info: &&LayerInfo| {
+            info.seal.is_none()
+                && info.header.kind.is_of_head()
+                && !uppers.contains(&info.header.layer)
+        };
+        for info in catalog.iter().filter(is_dormant) {
+            let Some(found) = self.addresses_of(info.header.layer)? else { continue };
+            found.iter().for_each(|(source, len)| refs.add(*source, *len));
+        }
+        let is_open = |name: &String| open.iter().any(|head| head.head == *name);
+        for head in self.store.head_names().iter().filter(|head| !is_open(head)) {
+            let found = self.edits_of(head);
+            found.iter().for_each(|(source, len)| refs.add(*source, *len));
+        }
+        Ok(())
+    }
+
+    /// The content that an unsealed layer refers to; `None` if it was removed meanwhile.
+    fn addresses_of(&self, layer: LayerId) -> Result<Option<Addresses>> {
+        let Some(len) = self.store.journal_len(layer)? else { return Ok(None) };
+        if let Some((known, found)) = self.dormant.lock().layers.get(&layer)
+            && *known == len
+        {
+            return Ok(Some(Arc::clone(found)));
+        }
+        let mut found = Vec::new();
+        for record in self.store.read_layer(layer)?.records() {
+            let Record::Edits(edits) = record? else { continue };
+            for edit in edits {
+                if let Edit::Map { range, to: Some(source), .. } = edit {
+                    found.push((source, range.len()));
+                }
+            }
+        }
+        let found = Arc::new(found);
+        self.dormant.lock().layers.insert(layer, (len, Arc::clone(&found)));
+        Ok(Some(found))
+    }
+
+    fn edits_of(&self, head: &str) -> Addresses {
+        if let Some(found) = self.dormant.lock().edits.get(head) {
+            return Arc::clone(found);
+        }
+        let extents: Vec<(ByteRange, Source)> = self.store.edited_content(head);
+        let found: Vec<_> = extents.into_iter().map(|(range, of)| (of, range.len())).collect();
+        let found = Arc::new(found);
+        self.dormant.lock().edits.insert(head.to_owned(), Arc::clone(&found));
+        found
+    }
+
+    /// Forgets what was read of a dormant head, because it is opened or dropped.
+    pub(super) fn forget_dormant(&self, head: &str) {
+        let mut dormant = self.dormant.lock();
+        dormant.edits.remove(head);
+        // The layers are read again if they are needed again.
+        dormant.layers.clear();
+    }
+
+    /// The layers on top of all heads. The record of a head can be one layer behind.
+    pub(super) fn tops(&self) -> BTreeSet<LayerId> {
+        let open = self.open_heads();
+        let mut tops: BTreeSet<LayerId> = open.iter().map(|head| head.fs.upper_layer()).collect();
+        for (name, record) in self.store.head_records().unwrap_or_default() {
+            tops.insert(record.layer);
+            if !open.iter().any(|head| head.head == name) {
+                tops.extend(reopen::top_of(&self.store, &name, record.layer).ok());
+            }
+        }
+        tops
+    }
+
+    /// The layers that the records of heads name. Only the sealed ones among them matter.
+    pub(super) fn named_by_heads(&self) -> BTreeSet<LayerId> {
+        let records = self.store.head_records().unwrap_or_default();
+        let mut named = BTreeSet::new();
+        for record in records.values() {
+            named.insert(record.layer);
+            named.extend(record.forked_from.iter().map(|fork| fork.layer));
+            // A merge point of an earlier head of the same name is worth nothing.
+            let is_current = |(name, merge): &(&String, &MergePoint)| {
+                records.get(*name).is_some_and(|other| other.since() == merge.since)
+            };
+            named.extend(record.merged.iter().filter(is_current).map(|(_, merge)| merge.layer));
+        }
+        named
+    }
+
+    /// The unsealed layers of heads that were dropped. Nothing leads to them.
+    pub(super) fn layers_of_dropped_heads(&self) -> BTreeSet<LayerId> {
+        let heads = self.store.head_names();
+        let is_dropped = |info: &LayerInfo| {
+            let head = &info.header.head;
+            info.seal.is_none()
+                && info.header.kind.is_of_head()
+                && !(heads.contains(head) && self.store.is_of(info, head))
+        };
+        let catalog = self.store.catalog();
+        // The newest layer stays, so that its number is not used again.
+        let older = catalog.iter().rev().skip(1);
+        older.filter(|info| is_dropped(info)).map(|info| info.header.layer).collect()
+    }
+}

@@ -18,6 +18,7 @@ mod info;
 mod json;
 mod keep;
 mod log;
+mod merge;
 mod mount;
 mod op;
 mod options;
@@ -105,6 +106,7 @@ enum Verb {
     Redo(history::Redo),
     Apply(apply::Apply),
     Discard(discard::Discard),
+    Merge(merge::Merge),
     Drop(keep::Drop),
     Hold(keep::Hold),
     Release(keep::Release),
@@ -187,6 +189,7 @@ impl Verb {
             Verb::Redo(verb) => verb.run(global),
             Verb::Apply(verb) => verb.run(global),
             Verb::Discard(verb) => verb.run(global),
+            Verb::Merge(verb) => verb.run(global),
             Verb::Drop(verb) => verb.run(global),
             Verb::Hold(verb) => verb.run(global),
             Verb::Release(verb) => verb.run(global),

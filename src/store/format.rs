@@ -94,9 +94,7 @@ pub(super) fn check_format(dir: &StoreDir) -> Result<u32> {
     let Some(text) = dir.read(FORMAT_FILE)? else {
         return Err(Error::new(Kind::NoStore, attempt(), "this directory is not a jailfs store"));
     };
-    if let Some(known) =
-        (FORMAT..=NEWEST).find(|known| text == format_text(*known).as_bytes())
-    {
+    if let Some(known) = (FORMAT..=NEWEST).find(|known| text == format_text(*known).as_bytes()) {
         return Ok(known);
     }
     let number = text
@@ -106,9 +104,7 @@ pub(super) fn check_format(dir: &StoreDir) -> Result<u32> {
         Some(number) if number > u64::from(NEWEST) => Error::new(
             Kind::Failed,
             attempt(),
-            format!(
-                "the store has format {number}, this jailfs knows formats 1 to {NEWEST}"
-            ),
+            format!("the store has format {number}, this jailfs knows formats 1 to {NEWEST}"),
         )
         .hint("use the newer jailfs that wrote it"),
         _ => Error::damage(attempt(), "the file 'format' does not name a format"),

@@ -206,7 +206,10 @@ impl Inspect {
         let dir = self.dir.dir(HEADS)?;
         let names = heads::names(&dir)?;
         let first = |found: Option<(HeadRecord, u64)>| found.map(|(record, _)| record);
-        Ok(names.into_iter().map(|name| (name.clone(), heads::read(&dir, &name).map(first))).collect())
+        Ok(names
+            .into_iter()
+            .map(|name| (name.clone(), heads::read(&dir, &name).map(first)))
+            .collect())
     }
 
     /// The operations, each with its number.

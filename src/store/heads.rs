@@ -13,13 +13,13 @@ use crate::error::{Error, Result};
 use crate::store::Store;
 use crate::store::format::FORMAT_WITH_FORKS;
 use crate::store::io::dir::StoreDir;
-use crate::store::io::{log, record_file};
 use crate::store::io::writer::{FailedSyncs, Writer};
+use crate::store::io::{log, record_file};
 use crate::store::layer::{LayerInfo, Trust};
 use crate::store::ledger::{self, LedgerRecord};
 use crate::store::pack::Packs;
 use crate::store::record::{FirstHeadRecord, HeadRecord, HoldsRecord, MergePoint};
-use crate::types::LayerId;
+use crate::types::{LayerId, TreePath};
 
 /// The directory of the heads.
 pub(super) const HEADS: &str = "heads";
@@ -156,7 +156,10 @@ impl Store {
     pub fn is_of(&self, info: &LayerInfo, head: &str) -> bool {
         let since = || {
             let records = self.head_records.lock();
-            records.get(head).and_then(|record| record.as_ref().ok()).map_or(LayerId(0), |r| r.since())
+            records
+                .get(head)
+                .and_then(|record| record.as_ref().ok())
+                .map_or(LayerId(0), |r| r.since())
         };
         info.header.kind.is_of_head() && info.header.head == head && info.header.layer >= since()
     }
@@ -186,10 +189,22 @@ impl Store {
         self.put_head(name, &record)
     }
 
+    /// Records the files of a head that have conflict markers.
+    ///
+    /// # Errors
+    /// As [`Store::set_head`].
+    pub fn set_unresolved(&self, name: &str, paths: BTreeSet<TreePath>) -> Result<()> {
+        let missing = || Error::damage(format!("read head '{name}'"), "it is missing");
+        let mut record = self.head(name)?.ok_or_else(missing)?;
+        record.unresolved = paths;
+        self.require_format(FORMAT_WITH_FORKS)?;
+        self.put_head(name, &record)
+    }
+
     fn put_head(&self, name: &str, record: &HeadRecord) -> Result<()> {
         let file = head_file(name);
         let number = self.next_number_of(&file);
-        if record.forked_from.is_none() && record.merged.is_empty() {
+        if record.is_first() {
             let first = FirstHeadRecord { layer: record.layer };
             record_file::publish(&self.heads, name, &first, number, self.durable)?;
         } else {
@@ -213,7 +228,8 @@ impl Store {
         let numbers: Vec<u64> =
             heads.iter().map(|(name, _)| self.next_number_of(&head_file(name))).collect();
         let frames = heads.iter().zip(&numbers).map(|((name, record), number)| {
-            let frame = log::frame(record, *number).map_err(|e| e.during(format!("write {name}")))?;
+            let frame =
+                log::frame(record, *number).map_err(|e| e.during(format!("write {name}")))?;
             Ok((name.as_str(), frame))
         });
         let frames = frames.collect::<Result<Vec<_>>>()?;

@@ -169,8 +169,7 @@ impl Common {
         let Some(_exclusive) = self.exclusive_soon() else { return Ok(None) };
         let heads = self.open_heads();
         let dropped = heads.iter().flat_map(|head| head.fs.layers_with_dropped_edits());
-        let mut layers: Vec<LayerId> =
-            dropped.collect::<BTreeSet<LayerId>>().into_iter().collect();
+        let mut layers: Vec<LayerId> = dropped.collect::<BTreeSet<LayerId>>().into_iter().collect();
         layers.retain(|layer| {
             self.store
                 .layer(*layer)

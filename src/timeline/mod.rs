@@ -25,7 +25,6 @@ pub mod gc;
 pub mod heads;
 mod journal;
 mod lineage;
-#[cfg_attr(not(test), expect(dead_code, reason = "the verb is not there yet"))]
 pub mod merge;
 pub mod mounts;
 mod pack;
@@ -265,5 +264,6 @@ pub fn verb_text(verb: OpVerb) -> &'static str {
         OpVerb::OpRestore => "op restore",
         OpVerb::Fork => "fork",
         OpVerb::DropFork => "drop fork",
+        OpVerb::Merge => "merge",
     }
 }

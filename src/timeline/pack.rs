@@ -106,7 +106,11 @@ impl Common {
         all.retain(|info| {
             let layer = info.header.layer;
             let is_done = !dedup_is_on || !has_tree(info) || deduplicated.contains(&layer);
-            !info.packed && info.summed && !tops.contains(&layer) && is_done && !too_large.contains(&layer)
+            !info.packed
+                && info.summed
+                && !tops.contains(&layer)
+                && is_done
+                && !too_large.contains(&layer)
         });
         Ok(all)
     }

@@ -28,10 +28,7 @@ pub(in crate::fs) struct Reclaim {
 
 impl Reclaim {
     pub(in crate::fs) fn new() -> Reclaim {
-        Reclaim {
-            has_garbage: AtomicBool::new(true),
-            reclaimer: Mutex::default(),
-        }
+        Reclaim { has_garbage: AtomicBool::new(true), reclaimer: Mutex::default() }
     }
 
     /// Notes that content may have become unused.
@@ -49,7 +46,6 @@ impl Reclaim {
         let reclaimer = self.reclaimer.lock().clone();
         reclaimer.map_or(Some(0), |reclaimer| reclaimer())
     }
-
 }
 
 impl Fs {

@@ -111,7 +111,8 @@ impl Trust {
     /// Whether a layer was synced to its end before a head was published above it.
     fn is_below_a_head(&self, layers: &Layers, layer: LayerId) -> bool {
         let below = |above: LayerId| header_of(layers, above).and_then(|header| header.parent);
-        let firsts = self.tops.iter().filter_map(|top| below(*top)).chain(self.sealed.iter().copied());
+        let firsts =
+            self.tops.iter().filter_map(|top| below(*top)).chain(self.sealed.iter().copied());
         firsts.into_iter().any(|first| {
             let mut at = Some(first);
             while let Some(above) = at.filter(|above| *above > layer) {

@@ -71,16 +71,7 @@ impl Timeline {
             earlier.iter().cloned().chain([Arc::new(pre_images::collect(&images, &[]))]).collect();
         self.install_history(&with_images);
         let claims = Claims::default();
-        Ok(Transaction {
-            layer,
-            epoch,
-            earlier,
-            with_images,
-            images,
-            touched,
-            stages,
-            claims,
-        })
+        Ok(Transaction { layer, epoch, earlier, with_images, images, touched, stages, claims })
     }
 
     /// Writes the changes of the plan into the base, and records what the base has afterwards.

@@ -31,8 +31,8 @@ use crate::store::content::live_ranges::LiveRanges;
 use crate::store::layer::LayerInfo;
 use crate::store::placement::packing::JournalRewriter;
 use crate::store::record::{Header, LayerKind, OpRecord, OpVerb, Record, Seal};
-use crate::timeline::{Common, Timeline};
 use crate::timeline::dormant::{LiveHead, live_sets};
+use crate::timeline::{Common, Timeline};
 use crate::tree::Tree;
 use crate::types::{ByteRange, Epoch, LayerId, Timestamp};
 
@@ -602,4 +602,3 @@ impl Common {
 pub(super) fn is_checkpoint(info: &LayerInfo) -> bool {
     info.seal.as_ref().is_some_and(|seal| !seal.automatic)
 }
-

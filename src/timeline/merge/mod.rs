@@ -18,6 +18,7 @@ mod install;
 mod lines;
 mod names;
 mod nodes;
+mod perform;
 mod rules;
 mod scope;
 #[cfg(test)]
@@ -31,7 +32,7 @@ use crate::error::FsResult;
 use crate::fs::State;
 use crate::store::content::pool::PoolWriter;
 use crate::tree::Edit;
-use crate::types::TreePath;
+use crate::types::{FileKind, TreePath};
 
 pub use conflict::{Conflict, Did};
 pub use fields::FieldDiff;
@@ -39,6 +40,7 @@ pub use glob::Glob;
 use install::NameChange;
 use names::Names;
 use nodes::{MergedNode, Nodes};
+pub use perform::MergeOutcome;
 pub use rules::Rules;
 use scope::Scope;
 use three::Three;
@@ -83,6 +85,21 @@ pub(in crate::timeline) fn with_plan<T>(
         conflicts: conflicts.into_values().collect(),
         unresolved: nodes.unresolved.into_iter().map(|(_, path)| path).collect(),
     })
+}
+
+/// Whether a file still has conflict markers. False for a path that is no file, and for a file that is
+/// too large to have been merged by lines.
+///
+/// # Errors
+/// Those of reading the file.
+pub(in crate::timeline) fn has_markers(state: &State, path: &TreePath) -> FsResult<bool> {
+    let found = state.resolve(path)?;
+    match state.kind_and_size(&found) {
+        Some((FileKind::File, size)) if size <= lines::LARGEST && !state.is_hidden(&found) => {
+            Ok(lines::has_markers(&state.read_all(&found)?))
+        }
+        _ => Ok(false),
+    }
 }
 
 impl Plan<'_> {

@@ -115,15 +115,11 @@ impl Scope {
 /// The changed units.
 fn units(three: &Three<'_>, rules: &Rules, scope: &Scope) -> FsResult<BTreeMap<Unit, Changes>> {
     let mut units: BTreeMap<Unit, Changes> = BTreeMap::new();
-    let mut unit_of = |paths: &[TreePath]| {
-        let (unit, path) = rules.unit(paths)?;
-        Some((unit, path))
-    };
     for (slot, values) in &three.slots {
         if scope.names.contains_key(slot) {
             continue;
         }
-        let Some((unit, path)) = unit_of(&three.paths(slot)?) else { continue };
+        let Some((unit, path)) = rules.unit(&three.paths(slot)?) else { continue };
         let changes = units.entry(unit).or_default();
         changes.add(path);
         changes.ours |= values.is_changed_by(Side::Ours);
@@ -135,7 +131,7 @@ fn units(three: &Three<'_>, rules: &Rules, scope: &Scope) -> FsResult<BTreeMap<U
         if scope.nodes.contains_key(&ino) {
             continue;
         }
-        let Some((unit, path)) = unit_of(&three.node_paths(ino)?) else { continue };
+        let Some((unit, path)) = rules.unit(&three.node_paths(ino)?) else { continue };
         let changes = units.entry(unit).or_default();
         changes.add(path);
         let edits = |side| -> FsResult<bool> { Ok(three.diff(side, ino)?.is_edit()) };

@@ -151,11 +151,7 @@ impl Timeline {
 
     /// Resets the head's record after a failure that left the state as it was. Returns that
     /// failure.
-    pub(in crate::timeline) fn unpublish_layer(
-        &self,
-        previous: LayerId,
-        error: Error,
-    ) -> Error {
+    pub(in crate::timeline) fn unpublish_layer(&self, previous: LayerId, error: Error) -> Error {
         // The record may be on disk although its sync failed. Only a new write and sync make sure
         // which record the next start reads.
         match self.with_reserve(|| self.store.set_head(&self.head, previous)) {

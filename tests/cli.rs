@@ -25,6 +25,8 @@ mod daemon;
 mod danger;
 #[path = "cli/exhausted.rs"]
 mod exhausted;
+#[path = "cli/heads.rs"]
+mod heads;
 #[path = "cli/leaks.rs"]
 mod leaks;
 #[path = "cli/limits.rs"]

@@ -156,6 +156,7 @@ fn mount(base: &Path, mnt: &Path, store: &Path) -> Result<()> {
     daemon::background(&Plan {
         base: base.to_owned(),
         mount_point: mnt.to_owned(),
+        head: "main".to_owned(),
         store: store.to_owned(),
         choice: Choice::default(),
     })

@@ -21,8 +21,8 @@ use crate::sandbox::{Changes, Detail, FileRev, Reply, Request, Rev};
 /// checkpoint. The exit code is 0 whether or not there are differences.
 #[derive(Args)]
 pub(super) struct Diff {
-    /// Up to two states ('@' now, '@-1' the last checkpoint, 'base', a number or a name), then
-    /// paths; or a version of a file, PATH@N, and what to compare it with: the file as it is,
+    /// Up to two states ('@' now, '@-1' the last checkpoint, 'base', a number or a name, 'HEAD@' and
+    /// 'HEAD@-1' those of another head), then paths; or a version of a file, PATH@N, and what to compare it with: the file as it is,
     /// another version, another file
     #[arg(value_name = "FROM [TO]] [PATH")]
     words: Vec<OsString>,
@@ -158,7 +158,7 @@ fn split(
             .map(Rev::parse)
             .filter(|rev| !matches!(rev, Rev::Name(name) if !names.contains(name)));
         let Some(rev) = rev else { break };
-        let special = matches!(rev, Rev::Now | Rev::Back(_));
+        let special = matches!(rev, Rev::Now | Rev::Back(_) | Rev::Head { .. });
         if !special && exists(&PathBuf::from(word)) {
             return Err(unclear(word, "it is a state and a path")
                 .hint("put '--' before the paths, './' before this one"));
@@ -205,6 +205,8 @@ mod tests {
                 vec!["src".into(), "x".into()],
             ))
         );
+        let head = |back| Rev::Head { head: "try-1".to_owned(), back };
+        assert_eq!(of("try-1@-2 try-1@ src"), Ok((vec![head(2), head(0)], src())));
         assert_eq!(of("./both"), Ok((vec![], vec!["./both".into()])));
     }
 

@@ -16,21 +16,28 @@ use nix::fcntl::OFlag;
 use crate::error::{Attempt, Error, Kind, Result};
 use crate::sys;
 
-/// The virtual attribute in which every file of a mount names its store.
+/// The virtual attributes in which every file of a mount names its store and its head.
 const STORE_ATTRIBUTE: &[u8] = b"user.jailfs.store";
+const HEAD_ATTRIBUTE: &[u8] = b"user.jailfs.head";
 /// The filesystem type of our mounts in /proc/self/mountinfo.
 pub(super) const FS_TYPE: &[u8] = b"fuse.jailfs";
 /// The time limit for the daemons of other mounts. One of them may be stopped.
 const PATIENCE: Duration = Duration::from_secs(2);
 
+/// What a mount shows.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Place {
+    /// The store's directory.
+    pub(super) store: PathBuf,
+    /// The head; `None` in a mount by a jailfs without heads.
+    pub(super) head: Option<String>,
+}
+
 /// The mount in which a directory lies.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Within {
     /// In a mount of a store.
-    Mount {
-        /// The store's directory.
-        store: PathBuf,
-    },
+    Mount(Place),
     /// In a mount with a dead daemon, at this mount point.
     DeadMount(PathBuf),
     /// In no jailfs mount.
@@ -51,8 +58,8 @@ pub(super) fn resolve(path: &Path) -> Result<PathBuf> {
 /// `dir` does not exist, or its attributes cannot be read.
 pub(super) fn within(dir: &Path) -> Result<Within> {
     let attempt = || format!("read the attributes of '{}'", dir.display());
-    match store_attribute(dir) {
-        Ok(bytes) => Ok(Within::Mount { store: OsString::from_vec(bytes).into() }),
+    match place(dir) {
+        Ok(place) => Ok(Within::Mount(place)),
         Err(error) => match errno(&error) {
             Errno::ENODATA | Errno::EOPNOTSUPP | Errno::ENOSYS => Ok(Within::Host),
             Errno::ENOTCONN | Errno::ECONNABORTED => {
@@ -65,13 +72,13 @@ pub(super) fn within(dir: &Path) -> Result<Within> {
     }
 }
 
-/// The store of the mount in which a directory lies. ENODATA if it is not a mount of ours: on other
-/// filesystems any user can set the attribute.
+/// What the mount shows in which a directory lies. ENODATA if it is not a mount of ours: on other
+/// filesystems any user can set the attributes.
 ///
 /// # Errors
 /// EPERM if the mount belongs neither to this user nor to root, because its owner could name any
 /// store. Other errors of the calls.
-fn store_attribute(dir: &Path) -> io::Result<Vec<u8>> {
+fn place(dir: &Path) -> io::Result<Place> {
     let flags = (OFlag::O_PATH | OFlag::O_DIRECTORY).bits();
     let dir = OpenOptions::new().read(true).custom_flags(flags).open(dir)?;
     let store = sys::xattr::get(&dir, STORE_ATTRIBUTE)?;
@@ -81,11 +88,15 @@ fn store_attribute(dir: &Path) -> io::Result<Vec<u8>> {
         return Err(Errno::ENODATA.into());
     };
     let us = nix::unistd::geteuid().as_raw();
-    if owner(&mount).is_some_and(|owner| owner == us || owner == 0) {
-        Ok(store)
-    } else {
-        Err(Errno::EPERM.into())
+    if !owner(&mount).is_some_and(|owner| owner == us || owner == 0) {
+        return Err(Errno::EPERM.into());
     }
+    let head = match sys::xattr::get(&dir, HEAD_ATTRIBUTE) {
+        Ok(name) => Some(String::from_utf8(name).map_err(|_| Errno::EILSEQ)?),
+        Err(error) if errno(&error) == Errno::ENODATA => None,
+        Err(error) => return Err(error),
+    };
+    Ok(Place { store: OsString::from_vec(store).into(), head })
 }
 
 /// The user who mounted a FUSE filesystem.
@@ -145,7 +156,7 @@ pub(super) fn mounted_stores() -> Vec<PathBuf> {
         let query = move || {
             let point = PathBuf::from(OsString::from_vec(mount.mount_point));
             // The receiver is gone if the answer came too late.
-            drop(sender.send(store_attribute(&point)));
+            drop(sender.send(place(&point)));
         };
         queried +=
             usize::from(thread::Builder::new().name("query".to_owned()).spawn(query).is_ok());
@@ -154,13 +165,13 @@ pub(super) fn mounted_stores() -> Vec<PathBuf> {
     let until = Instant::now() + PATIENCE;
     let mut stores = Vec::new();
     while queried > 0 {
-        let Ok(store) = receiver.recv_timeout(until.saturating_duration_since(Instant::now()))
+        let Ok(place) = receiver.recv_timeout(until.saturating_duration_since(Instant::now()))
         else {
             log::warn!("{queried} jailfs mounts do not answer: their stores are not hidden");
             break;
         };
         queried -= 1;
-        stores.extend(store.ok().map(|store| PathBuf::from(OsString::from_vec(store))));
+        stores.extend(place.ok().map(|place| place.store));
     }
     stores
 }

@@ -11,8 +11,8 @@ use super::format;
 use crate::error::{Error, Kind, Result};
 use crate::fs::{Refusal, Refused};
 use crate::sandbox::{
-    Applied, Change, Checked, Checkpoint, Collected, FileEdit, Info, LayerSpace, Merged, Node,
-    Operation, Restored, Status, Stepped,
+    Applied, Change, Checked, Checkpoint, Collected, FileEdit, Fork, Info, LayerSpace, Merged,
+    Node, Operation, Restored, Status, Stepped,
 };
 use crate::types::{FileKind, TreePath, is_unprintable};
 
@@ -27,6 +27,7 @@ pub(super) enum Line {
         store: Bytes,
         #[serde(flatten)]
         mount: Bytes,
+        head: String,
         pid: Option<u32>,
         checkpoint: Option<u32>,
         checkpoint_name: Option<String>,
@@ -69,6 +70,7 @@ pub(super) enum Line {
     },
     Checkpoint {
         id: u32,
+        head: String,
         name: Option<String>,
         message: String,
         time: String,
@@ -81,6 +83,7 @@ pub(super) enum Line {
     },
     Operation {
         op: u64,
+        head: String,
         time: String,
         secs: i64,
         nanos: u32,
@@ -88,6 +91,16 @@ pub(super) enum Line {
         description: String,
         tree: Option<u32>,
         epoch: u32,
+    },
+    Fork {
+        name: String,
+        parent: Option<String>,
+        forked_at: Option<u32>,
+        time: String,
+        secs: i64,
+        nanos: u32,
+        #[serde(flatten)]
+        mount: Bytes,
     },
     Change {
         status: char,
@@ -287,6 +300,7 @@ impl Line {
             base: Bytes::new("base", &status.base),
             store: Bytes::new("store", &status.store),
             mount: Bytes::nullable("mount", status.mount.as_deref()),
+            head: status.head.clone(),
             pid: status.pid,
             checkpoint: status.checkpoint.as_ref().map(|checkpoint| checkpoint.id.0),
             checkpoint_name: status
@@ -329,6 +343,7 @@ impl Line {
     pub(super) fn checkpoint(checkpoint: &Checkpoint) -> Line {
         Line::Checkpoint {
             id: checkpoint.id.0,
+            head: checkpoint.head.clone(),
             name: checkpoint.name.clone(),
             message: checkpoint.message.clone(),
             time: date::utc(checkpoint.time),
@@ -344,6 +359,7 @@ impl Line {
     pub(super) fn operation(operation: &Operation) -> Line {
         Line::Operation {
             op: operation.op,
+            head: operation.head.clone(),
             time: date::utc(operation.time),
             secs: operation.time.secs,
             nanos: operation.time.nanos,
@@ -351,6 +367,18 @@ impl Line {
             description: operation.description.clone(),
             tree: operation.tree.map(|tree| tree.0),
             epoch: operation.epoch.0,
+        }
+    }
+
+    pub(super) fn fork(fork: &Fork) -> Line {
+        Line::Fork {
+            name: fork.name.clone(),
+            parent: fork.parent.clone(),
+            forked_at: fork.forked_at.map(|at| at.0),
+            time: date::utc(fork.time),
+            secs: fork.time.secs,
+            nanos: fork.time.nanos,
+            mount: Bytes::nullable("mount", fork.mount_point.as_deref()),
         }
     }
 
@@ -547,95 +575,4 @@ fn file_kind(kind: FileKind) -> &'static str {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::fs::{Refusal, Refused};
-    use crate::sandbox::ChangeKind;
-    use crate::types::{Epoch, Ino, LayerId, Timestamp};
-
-    fn change(path: &[u8]) -> Change {
-        Change {
-            path: TreePath::parse(path).unwrap(),
-            kind: ChangeKind::Modified,
-            old_path: None,
-            file: FileKind::File,
-            target: None,
-            danger: None,
-            ino: Ino(7),
-            old_size: Some(1),
-            new_size: Some(2),
-            lines: Some((3, 4)),
-            binary: false,
-            patch: None,
-        }
-    }
-
-    #[test]
-    fn utf8_text_is_unchanged() {
-        let line = Line::change(&change("a/\"ä\n".as_bytes())).text().unwrap();
-        assert_eq!(
-            line,
-            concat!(
-                r#"{"type":"change","status":"M","path":"a/\"ä\n","old_path":null,"#,
-                r#""file":"file","ino":7,"old_size":1,"new_size":2,"#,
-                r#""lines_added":3,"lines_removed":4,"binary":false}"#
-            )
-        );
-    }
-
-    #[test]
-    fn bytes_that_are_not_utf8_are_also_in_hexadecimal() {
-        let mut change = change(b"a\xff/b");
-        change.old_path = Some(TreePath::parse(b"\xfe").unwrap());
-        change.patch = Some(b"+\xfd".to_vec());
-        let line: serde_json::Value =
-            serde_json::from_str(&Line::change(&change).text().unwrap()).unwrap();
-        assert_eq!((&line["path"], &line["path_hex"]), (&"a\u{fffd}/b".into(), &"61ff2f62".into()));
-        assert_eq!(line["old_path_hex"], "fe");
-        assert_eq!(line["patch_hex"], "2bfd");
-    }
-
-    #[test]
-    fn a_checkpoint_has_its_time_as_text_and_as_seconds() {
-        let checkpoint = Checkpoint {
-            head: "main".to_owned(),
-            id: LayerId(3),
-            name: Some("green".to_owned()),
-            message: "tests pass".to_owned(),
-            time: Timestamp { secs: 1_767_323_045, nanos: 6 },
-            parent: Some(LayerId(2)),
-            epoch: Epoch(0),
-            automatic: false,
-            current: true,
-        };
-        let text = Line::checkpoint(&checkpoint).text().unwrap();
-        assert!(text.starts_with(r#"{"type":"checkpoint","id":3,"name":"green""#), "{text}");
-        assert!(
-            text.contains(r#""time":"2026-01-02 03:04:05Z","secs":1767323045,"nanos":6"#),
-            "{text}"
-        );
-    }
-
-    #[test]
-    fn every_tag_is_in_snake_case() {
-        let path = TreePath::parse(b"l").unwrap();
-        let refusal = |what| Refusal { path: path.clone(), what, pid: 7, process: b"cat".to_vec() };
-        let text = Line::refusal(&refusal(Refused::Link(b"/etc\xff".to_vec()))).text().unwrap();
-        assert_eq!(
-            text,
-            "{\"type\":\"refused_link\",\"path\":\"l\",\"target\":\"/etc\u{fffd}\",\
-             \"target_hex\":\"2f657463ff\",\"pid\":7,\"process\":\"cat\"}"
-        );
-        let text = Line::refusal(&refusal(Refused::Rename(path.clone()))).text().unwrap();
-        assert!(
-            text.starts_with(r#"{"type":"refused_rename","path":"l","to":"l","pid":7"#),
-            "{text}"
-        );
-        assert!(
-            Line::base_problem(&path, "EACCES")
-                .text()
-                .unwrap()
-                .contains(r#""type":"base_problem""#)
-        );
-    }
-}
+mod tests;

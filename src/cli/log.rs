@@ -23,7 +23,8 @@ pub(super) struct Log {
 
 impl Log {
     pub(super) fn run(&self, global: &Global) -> Result<u8> {
-        let Reply::Log(mut checkpoints) = Target::find(global)?.call(Request::Log)? else {
+        let mut target = Target::find(global)?;
+        let Reply::Log(mut checkpoints) = target.call(Request::Log)? else {
             return Err(wrong_answer());
         };
         checkpoints.retain(|checkpoint| self.all || !checkpoint.automatic);
@@ -38,8 +39,9 @@ impl Log {
                 .map(|checkpoint| name(checkpoint).chars().count())
                 .max()
                 .unwrap_or(0);
+            let heads = head_width(&mut target, checkpoints.iter().map(|one| one.head.as_str()))?;
             for checkpoint in &checkpoints {
-                out.line(&line(checkpoint, width));
+                out.line(&line(checkpoint, width, heads));
             }
         }
         out.finish()?;
@@ -47,12 +49,28 @@ impl Log {
     }
 }
 
-/// `*    4  green  2026-01-02 03:04:05Z  all tests pass`. The mark is at the current checkpoint.
-fn line(checkpoint: &Checkpoint, width: usize) -> String {
+/// The width of the column of heads; `None` if the store has one head only.
+pub(super) fn head_width<'a>(
+    target: &mut Target,
+    heads: impl Iterator<Item = &'a str>,
+) -> Result<Option<usize>> {
+    let width = heads.map(|head| head.chars().count()).max().unwrap_or(0);
+    Ok(target.head_of_many()?.map(|_| width))
+}
+
+/// A cell of the column of heads, if there is one.
+pub(super) fn head_cell(head: &str, width: Option<usize>) -> String {
+    width.map_or_else(String::new, |width| format!("  {:width$}", format::one_line(head)))
+}
+
+/// `*    4  main  green  2026-01-02 03:04:05Z  all tests pass`. The mark is at the current
+/// checkpoint. The head is printed if `heads` is the width of its column.
+fn line(checkpoint: &Checkpoint, width: usize, heads: Option<usize>) -> String {
     let mark = if checkpoint.current { '*' } else { ' ' };
     let (id, name, time) = (checkpoint.id.0, name(checkpoint), date::utc(checkpoint.time));
-    let message = format::one_line(&checkpoint.message);
-    format!("{mark} {id:>4}  {name:width$}  {time}  {message}").trim_end().to_owned()
+    let (head, message) =
+        (head_cell(&checkpoint.head, heads), format::one_line(&checkpoint.message));
+    format!("{mark} {id:>4}{head}  {name:width$}  {time}  {message}").trim_end().to_owned()
 }
 
 fn name(checkpoint: &Checkpoint) -> String {
@@ -71,8 +89,8 @@ mod tests {
     #[test]
     fn the_current_checkpoint_is_marked() {
         let mut checkpoint = Checkpoint {
-            head: "main".to_owned(),
             id: LayerId(4),
+            head: "main".to_owned(),
             name: Some("green".to_owned()),
             message: "two\nlines".to_owned(),
             time: Timestamp { secs: 1_767_323_045, nanos: 0 },
@@ -81,9 +99,14 @@ mod tests {
             automatic: false,
             current: true,
         };
-        assert_eq!(line(&checkpoint, 7), "*    4  green    2026-01-02 03:04:05Z  two\\nlines");
+        assert_eq!(
+            line(&checkpoint, 7, None),
+            "*    4  green    2026-01-02 03:04:05Z  two\\nlines"
+        );
+        let with_head = "*    4  main   green    2026-01-02 03:04:05Z  two\\nlines";
+        assert_eq!(line(&checkpoint, 7, Some(5)), with_head);
         (checkpoint.name, checkpoint.current, checkpoint.automatic) = (None, false, true);
         checkpoint.message.clear();
-        assert_eq!(line(&checkpoint, 0), "     4  (automatic)  2026-01-02 03:04:05Z");
+        assert_eq!(line(&checkpoint, 0, None), "     4  (automatic)  2026-01-02 03:04:05Z");
     }
 }

@@ -4,11 +4,13 @@
 //! ABI: `Kind::exit_code` for errors, and the command's own for `run`. docs/CLI.md lists them.
 
 mod apply;
+mod attach;
 mod check;
 mod checkpoint;
 mod confine;
 mod diff;
 mod discard;
+mod fork;
 mod format;
 mod gc;
 mod helper;
@@ -70,6 +72,10 @@ struct Global {
     /// Use this store, whatever the directory
     #[arg(long, value_name = "DIR", global = true)]
     store: Option<PathBuf>,
+    /// Use this head of the store: 'main' or a fork; the default is the head of the mount that the
+    /// directory lies in
+    #[arg(long, value_name = "NAME", global = true)]
+    head: Option<String>,
 }
 
 impl Global {
@@ -105,6 +111,8 @@ enum Verb {
     Undo(history::Undo),
     Redo(history::Redo),
     Apply(apply::Apply),
+    Fork(fork::Fork),
+    Forks(fork::Forks),
     Discard(discard::Discard),
     Merge(merge::Merge),
     Drop(keep::Drop),
@@ -188,6 +196,8 @@ impl Verb {
             Verb::Undo(verb) => verb.run(global),
             Verb::Redo(verb) => verb.run(global),
             Verb::Apply(verb) => verb.run(global),
+            Verb::Fork(verb) => verb.run(global),
+            Verb::Forks(verb) => verb.run(global),
             Verb::Discard(verb) => verb.run(global),
             Verb::Merge(verb) => verb.run(global),
             Verb::Drop(verb) => verb.run(global),
@@ -310,6 +320,14 @@ mod tests {
             "jailfs show green: --json",
             "jailfs apply --dry-run src",
             "jailfs apply --undo",
+            "jailfs fork try",
+            "jailfs fork try /m --from green -o ro",
+            "jailfs fork try mounts -n 8 --json",
+            "jailfs fork --drop try",
+            "jailfs forks --json",
+            "jailfs --head try status",
+            "jailfs mount --head try /b /m",
+            "jailfs diff try@-1 try@ src",
             "jailfs discard",
             "jailfs drop green --json",
             "jailfs hold 3",
@@ -345,6 +363,10 @@ mod tests {
             "jailfs apply --undo src",
             "jailfs gc --max-store much",
             "jailfs drop",
+            "jailfs fork",
+            "jailfs fork try -n 0",
+            "jailfs fork --drop try /m",
+            "jailfs fork --drop try --from green",
             "jailfs nonsense",
         ] {
             assert!(Cli::try_parse_from(line.split(' ')).is_err(), "{line}");

@@ -6,18 +6,20 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 
 use super::Global;
+use super::attach;
 use super::host;
 use super::options::Options;
 use super::out;
 use super::{protected, store_path};
 use crate::daemon;
-use crate::daemon::Plan;
+use crate::daemon::{MountChoice, Plan};
 use crate::error::{Error, Kind, Result};
 
 /// Mount BASE at MNT, to work in it without changing it
 ///
-/// Returns when the mount is ready; a daemon serves it. MNT may be BASE itself, which the mount
-/// then hides. A mount with a dead daemon is replaced.
+/// Returns when the mount is ready; a daemon serves it, and all other mounts of the same store. MNT
+/// may be BASE itself, which the mount then hides. A mount with a dead daemon is replaced. '--head
+/// NAME' mounts a fork.
 #[derive(Args)]
 pub(super) struct Mount {
     /// The directory to show; not written before 'apply'
@@ -49,11 +51,13 @@ impl Mount {
     pub(super) fn run(&self, global: &Global) -> Result<u8> {
         let plan = self.plan(global)?;
         if self.foreground {
+            let (base, point) = (plan.base.display(), plan.mount_point.display());
+            store_path::check_free(&plan.store, &format!("mount '{base}' at '{point}'"))?;
             daemon::foreground(&plan, || {
                 out::note(&format!("mounted at '{}'", plan.mount_point.display()))
             })?;
         } else {
-            daemon::background(&plan)?;
+            attach::mount(&plan, &MountChoice::Chosen(Box::new(plan.choice.clone())))?;
         }
         Ok(0)
     }
@@ -67,15 +71,12 @@ impl Mount {
         let named = named.map(|store| global.at(store)).transpose()?;
         let store = store_path::store_for(&base, named.as_deref())?;
         store_path::check(&base, &mount_point, &store)?;
-        store_path::check_free(
-            &store,
-            &format!("mount '{}' at '{}'", base.display(), mount_point.display()),
-        )?;
         let mut choice = options.choice;
         choice.volatile |= self.volatile;
         choice.other_base = self.other_base;
         choice.protected = protected::protected()?;
-        Ok(Plan { base, mount_point, store, choice })
+        let head = store_path::head_in(&store, global.head.as_deref())?;
+        Ok(Plan { base, mount_point, store, head, choice })
     }
 }
 
@@ -96,7 +97,10 @@ pub(super) fn directory(path: &Path) -> Result<PathBuf> {
 }
 
 /// The resolved path of a directory without a sandbox mounted on it. Detaches dead mounts there.
-fn free_mount_point(path: &Path) -> Result<PathBuf> {
+///
+/// # Errors
+/// `CannotMount`: it is not a directory. `InUse`: a sandbox is mounted there.
+pub(super) fn free_mount_point(path: &Path) -> Result<PathBuf> {
     while host::is_dead(path) {
         let point = host::resolve_mount_point(path)?;
         if host::mount_around(&point)?.as_ref() != Some(&point) {

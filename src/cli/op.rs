@@ -4,6 +4,7 @@ use clap::{Args, Subcommand};
 
 use super::Global;
 use super::json::Line;
+use super::log::{head_cell, head_width};
 use super::out::Out;
 use super::restore;
 use super::target::{Target, wrong_answer};
@@ -57,8 +58,15 @@ impl OpLog {
     fn run(&self, target: &mut Target) -> Result<()> {
         let Reply::OpLog(log) = target.call(Request::OpLog)? else { return Err(wrong_answer()) };
         let mut out = Out::new();
+        let heads = match self.json {
+            true => None,
+            false => head_width(target, log.iter().map(|one| one.head.as_str()))?,
+        };
         for operation in &log {
-            out.line(&if self.json { Line::operation(operation).text()? } else { line(operation) });
+            out.line(&match self.json {
+                true => Line::operation(operation).text()?,
+                false => line(operation, heads),
+            });
         }
         out.finish()
     }
@@ -74,10 +82,12 @@ impl OpRestore {
     }
 }
 
-/// `  12  2026-01-02 03:04:05Z  restore     checkpoint 3 'green'`.
-fn line(operation: &Operation) -> String {
+/// `  12  main  2026-01-02 03:04:05Z  restore     checkpoint 3 'green'`. The head is printed if
+/// `heads` is the width of its column.
+fn line(operation: &Operation, heads: Option<usize>) -> String {
     let (op, time, verb) = (operation.op, date::utc(operation.time), &operation.verb);
-    format!("{op:>4}  {time}  {verb:10}  {}", format::one_line(&operation.description))
+    let head = head_cell(&operation.head, heads);
+    format!("{op:>4}{head}  {time}  {verb:10}  {}", format::one_line(&operation.description))
         .trim_end()
         .to_owned()
 }

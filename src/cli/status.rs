@@ -25,11 +25,13 @@ pub(super) struct Status {
 
 impl Status {
     pub(super) fn run(&self, global: &Global) -> Result<u8> {
-        let Reply::Status(status) = Target::find(global)?.call(Request::Status)? else {
+        let mut target = Target::find(global)?;
+        let Reply::Status(status) = target.call(Request::Status)? else {
             return Err(wrong_answer());
         };
+        let head = if self.json { None } else { target.head_of_many()? };
         let mut out = Out::new();
-        for line in if self.json { json(&status)? } else { text(&status) } {
+        for line in if self.json { json(&status)? } else { text(&status, head.as_deref()) } {
             out.line(&line);
         }
         out.finish()?;
@@ -54,7 +56,8 @@ fn json(status: &Data) -> Result<Vec<String>> {
     lines.map(|line| line.text()).collect()
 }
 
-fn text(status: &Data) -> Vec<String> {
+/// `head` is the name of the head if there is more than one.
+fn text(status: &Data, head: Option<&str>) -> Vec<String> {
     let path = |bytes: &[u8]| format::one_line(&OsStr::from_bytes(bytes).display().to_string());
     let mount = match (&status.mount, status.pid) {
         (Some(mount), Some(pid)) => format!("{} (process {pid})", path(mount)),
@@ -77,6 +80,7 @@ fn text(status: &Data) -> Vec<String> {
         format!("mount       {mount}"),
         format!("store       {} ({})", path(&status.store), format::size(status.store_bytes)),
     ];
+    all.extend(head.map(|head| format!("head        {}", format::one_line(head))));
     all.append(&mut lines);
     all.push(format!("changed     {} {since}", format::paths(status.changed)));
     if status.checkpoint.is_some() {
@@ -153,7 +157,7 @@ mod tests {
 
     fn status() -> Data {
         Data {
-            head: "main".to_owned(),
+            head: "try".to_owned(),
             base: b"/src/repo".to_vec(),
             store: b"/s\xff".to_vec(),
             mount: None,
@@ -194,7 +198,9 @@ mod tests {
 
     #[test]
     fn a_status_tells_what_is_wrong() {
-        let text = text(&status()).join("\n");
+        assert!(!text(&status(), None).join("\n").contains("head"));
+        let text = text(&status(), Some("try\n")).join("\n");
+        assert!(text.contains("\nhead        try\\n\n"), "{text}");
         assert!(text.contains("mount       not mounted\n"), "{text}");
         assert!(text.contains("changed     2 paths since the base\n"), "{text}");
         assert!(

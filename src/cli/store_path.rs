@@ -16,8 +16,7 @@ use super::host;
 use crate::base::Base;
 use crate::control;
 use crate::error::{Attempt, Error, Kind, Result};
-use crate::sandbox::is_base_of;
-use crate::sandbox::{Reply, Request};
+use crate::sandbox::{FIRST_HEAD, is_base_of};
 use crate::store;
 
 /// The maximum number of bytes of the base's name in the id.
@@ -194,29 +193,50 @@ pub(super) fn check(base: &Path, mount_point: &Path, store: &Path) -> Result<()>
     Ok(())
 }
 
+/// The head that the command line means, for a command that makes the store if it is missing. A new
+/// store has the first head only.
+///
+/// # Errors
+/// `NoStore`: there is no store, and another head is named.
+pub(super) fn head_in(store: &Path, named: Option<&str>) -> Result<String> {
+    let head = named.unwrap_or(FIRST_HEAD);
+    if head == FIRST_HEAD || store::exists(store) {
+        return Ok(head.to_owned());
+    }
+    let attempt = format!("find head '{head}' in '{}'", store.display());
+    Err(Error::new(Kind::NoStore, attempt, "there is no store yet")
+        .hint("use it without --head first; 'jailfs fork NAME' makes another head"))
+}
+
 /// Refuses a store that a daemon holds, and says where it is mounted. Waits for a daemon that is
-/// just ending because umount(8) or a signal removed its mount.
+/// just ending because umount(8) or a signal removed its last mount.
 ///
 /// # Errors
 /// `InUse`, with a hint.
 pub(super) fn check_free(store: &Path, attempt: &str) -> Result<()> {
-    let Some(daemon) = daemon_that_stays(store)? else { return Ok(()) };
-    let mount = OsStr::from_bytes(&daemon.greeting().mount).display().to_string();
-    let reason = format!("its sandbox is mounted at '{mount}' (process {})", daemon.greeting().pid);
+    let Some((pid, point)) = mount_that_stays(store)? else { return Ok(()) };
+    let mount = point.display();
+    let reason = format!("its sandbox is mounted at '{mount}' (process {pid})");
     Err(Error::new(Kind::InUse, attempt, reason).hint(format!(
         "work in it, or end it with 'jailfs umount {mount}'; a second \
                 sandbox needs a store of its own: --store DIR"
     )))
 }
 
-/// The daemon of a store, unless it ends soon.
-fn daemon_that_stays(store: &Path) -> Result<Option<control::Client>> {
+/// The daemon of a store and one of its mount points, unless it ends soon.
+fn mount_that_stays(store: &Path) -> Result<Option<(u32, PathBuf)>> {
     let start = Instant::now();
     let (mut greeted, end) = (None, start + ENDING_LIMIT);
     loop {
-        let mut daemon = match control::connect(store) {
-            Ok(Some(daemon)) => daemon,
+        let asked = match control::connect(store) {
             Ok(None) => return Ok(None),
+            Ok(Some(mut daemon)) => {
+                daemon.mounts().map(|mounts| (daemon.greeting().pid, mounts.heads))
+            }
+            Err(error) => Err(error),
+        };
+        let (pid, heads) = match asked {
+            Ok(asked) => asked,
             // An ending daemon accepts no more connections.
             Err(_) if Instant::now() < end => {
                 thread::sleep(Duration::from_millis(10));
@@ -224,20 +244,25 @@ fn daemon_that_stays(store: &Path) -> Result<Option<control::Client>> {
             }
             Err(error) => return Err(error),
         };
-        let point = PathBuf::from(OsStr::from_bytes(&daemon.greeting().mount));
+        let points =
+            heads.into_iter().map(|one| PathBuf::from(OsString::from_vec(one.mount_point)));
+        let points: Vec<PathBuf> = points.collect();
+        let is_here = |point: &&PathBuf| {
+            host::mount_around(point).is_ok_and(|found| found.as_ref() == Some(point))
+        };
         let now = Instant::now();
         let ask = *greeted.get_or_insert(now) + ASK_AFTER;
-        let is_here = host::mount_around(&point)?.as_ref() == Some(&point);
-        if is_here || now > end || (now > ask && is_mounted(&mut daemon)) {
-            return Ok(Some(daemon));
+        // A mount may be in another mount namespace, as that of a `run`.
+        let elsewhere = points.first().filter(|_| now > ask);
+        if let Some(point) = points.iter().find(is_here).or(elsewhere) {
+            return Ok(Some((pid, point.clone())));
+        }
+        if now > end {
+            let attempt = format!("wait for the end of process {pid}, which has the store open");
+            return Err(Error::new(Kind::InUse, attempt, "it has no mount, and does not end"));
         }
         thread::sleep(Duration::from_millis(10));
     }
-}
-
-/// Whether a daemon serves a mount, which may be in another mount namespace, as that of a `run`.
-fn is_mounted(daemon: &mut control::Client) -> bool {
-    matches!(daemon.call(&Request::Status), Ok(Reply::Status(status)) if status.mount.is_some())
 }
 
 #[cfg(test)]

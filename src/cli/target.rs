@@ -10,6 +10,9 @@
 //!    comes last because it can outlive its command, for example in a terminal multiplexer, and
 //!    must not redirect a command in another base.
 //!
+//! The head is that of `--head`, else that of the mount in which the directory lies. Without both it
+//! is `main`, or the only mounted one.
+//!
 //! If a daemon holds the store, it handles the request. Otherwise this process takes the lock and
 //! handles it.
 
@@ -26,13 +29,16 @@ use crate::control;
 use crate::control::Client;
 use crate::error::{Error, Kind, Result};
 use crate::sandbox::{Checked, Reply, Request};
-use crate::sandbox::{Sandbox, StoreOptions};
+use crate::sandbox::{FIRST_HEAD, Sandbox, StoreOptions};
 use crate::store;
 use crate::types::TreePath;
 
 /// A sandbox that handles requests.
 pub(super) struct Target {
     connection: Connection,
+    store: PathBuf,
+    /// The name of the head.
+    head: String,
     /// The visible root of the tree: its mount point, or its base.
     root: PathBuf,
     /// The directory at which relative paths start.
@@ -51,29 +57,48 @@ impl Target {
     /// `NoStore`: there is none. Other kinds: it cannot be reached or opened.
     pub(super) fn find(global: &Global) -> Result<Target> {
         let dir = global.dir()?;
-        let (store, base) = find_store(global, &dir)?;
+        let Found { store, base, head } = find_store(global, &dir)?;
+        let head = global.head.clone().or(head);
         if let Some(client) = control::connect(&store)? {
-            let root: PathBuf = OsString::from_vec(client.greeting().mount.clone()).into();
-            // A directory in the base of a tree that is mounted elsewhere means the same directory
-            // of the tree. So does a directory in a bind mount of the tree.
-            let in_tree = match base {
-                Some(base) => dir.strip_prefix(base).ok().map(Path::to_owned),
-                None if global.store.is_none() && !dir.starts_with(&root) => host::seen_at(&dir)?,
-                None => None,
-            };
-            let dir = in_tree.map_or(dir, |inside| root.join(inside));
-            return Ok(Target { connection: Connection::Daemon(client), root, dir });
+            return Target::of_daemon(global, client, (store, base, head), dir);
         }
+        let head = head.as_deref().unwrap_or(FIRST_HEAD);
         // A store that was found by its base may belong to a base that was moved.
         let sandbox = match &base {
             Some(base) if store::exists(&store) => {
-                Sandbox::create_or_open(base, &store, &StoreOptions::default())?
+                Sandbox::create_or_open_head(base, &store, &StoreOptions::default(), head)?
             }
-            Some(_) | None => Sandbox::open(&store)?,
+            Some(_) | None => Sandbox::open_head(&store, head)?,
         };
         sandbox.set_protected(protected::protected()?);
-        let root = sandbox.base_path().to_owned();
-        Ok(Target { connection: Connection::Local(sandbox), root, dir })
+        let (root, head) = (sandbox.base_path().to_owned(), head.to_owned());
+        Ok(Target { connection: Connection::Local(sandbox), store, head, root, dir })
+    }
+
+    fn of_daemon(
+        global: &Global,
+        mut client: Client,
+        (store, base, head): (PathBuf, Option<PathBuf>, Option<String>),
+        dir: PathBuf,
+    ) -> Result<Target> {
+        client.set_head(head);
+        let mounts = client.mounts()?;
+        let root: PathBuf = match mounts.mount_point(&mounts.meant) {
+            Some(point) => OsString::from_vec(point.to_vec()).into(),
+            None => OsString::from_vec(store::base_of(&store)?.path).into(),
+        };
+        let head = mounts.meant;
+        client.set_head(Some(head.clone()));
+        // A directory in the base of a tree that is mounted elsewhere means the same directory of
+        // the tree. So does a directory in a bind mount of the tree, or in the mount of another
+        // head.
+        let in_tree = match base {
+            Some(base) => dir.strip_prefix(base).ok().map(Path::to_owned),
+            None if global.store.is_none() && !dir.starts_with(&root) => host::seen_at(&dir)?,
+            None => None,
+        };
+        let dir = in_tree.map_or(dir, |inside| root.join(inside));
+        Ok(Target { connection: Connection::Daemon(client), store, head, root, dir })
     }
 
     /// Checks the store that the command line means, also one that cannot be opened.
@@ -82,7 +107,7 @@ impl Target {
     /// `NoStore`: there is none. `InUse`: another process has the store open, and a repair was
     /// asked for.
     pub(super) fn check(global: &Global, read_data: bool, repair: bool) -> Result<Checked> {
-        let (store, _) = find_store(global, &global.dir()?)?;
+        let store = find_store(global, &global.dir()?)?.store;
         if repair {
             return Sandbox::repair_store(&store, read_data);
         }
@@ -106,6 +131,25 @@ impl Target {
         }
     }
 
+    /// The store.
+    pub(super) fn store(&self) -> &Path {
+        &self.store
+    }
+
+    /// The name of the head.
+    pub(super) fn head(&self) -> &str {
+        &self.head
+    }
+
+    /// The name of the head if the store has more than one.
+    ///
+    /// # Errors
+    /// Those of the sandbox.
+    pub(super) fn head_of_many(&mut self) -> Result<Option<String>> {
+        let Reply::Forks(forks) = self.call(Request::Forks)? else { return Err(wrong_answer()) };
+        Ok((forks.len() > 1).then(|| self.head.clone()))
+    }
+
     /// The paths in the tree of the user's arguments.
     ///
     /// # Errors
@@ -120,28 +164,46 @@ impl Target {
     }
 }
 
-/// The store, and the base if the store was found by it.
-fn find_store(global: &Global, dir: &Path) -> Result<(PathBuf, Option<PathBuf>)> {
+/// Where the sandbox of a command is.
+struct Found {
+    store: PathBuf,
+    /// The base, if the store was found by it.
+    base: Option<PathBuf>,
+    /// The head of the mount, if the store was found by it.
+    head: Option<String>,
+}
+
+impl Found {
+    fn store(store: PathBuf) -> Found {
+        Found { store, base: None, head: None }
+    }
+}
+
+fn find_store(global: &Global, dir: &Path) -> Result<Found> {
     if let Some(store) = &global.store {
         let store = host::resolve(&global.at(store)?).map_err(|error| match error.errno {
             Some(nix::libc::ENOENT) => error.kind(Kind::NoStore),
             _ => error,
         })?;
-        return Ok((store, None));
+        return Ok(Found::store(store));
     }
     match host::within(dir)? {
-        Within::Mount { store } => return Ok((store, None)),
+        Within::Mount(place) => {
+            return Ok(Found { head: place.head, ..Found::store(place.store) });
+        }
         Within::DeadMount(point) => return Err(host::dead_mount("find the sandbox", &point)),
         Within::Host => {}
     }
     let env = Env::get();
-    let default =
-        |dir: &Path| Some((store_path::existing_default(&env, dir)?, Some(dir.to_owned())));
+    let default = |dir: &Path| {
+        let store = store_path::existing_default(&env, dir)?;
+        Some(Found { base: Some(dir.to_owned()), ..Found::store(store) })
+    };
     if let Some(found) = dir.ancestors().find_map(default) {
         return Ok(found);
     }
     match std::env::var_os("JAILFS_SANDBOX") {
-        Some(store) if global.dir.is_none() => Ok((store.into(), None)),
+        Some(store) if global.dir.is_none() => Ok(Found::store(store.into())),
         _ => Err(Error::new(
             Kind::NoStore,
             format!("find the sandbox of '{}'", dir.display()),

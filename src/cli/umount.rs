@@ -17,10 +17,10 @@ use crate::sandbox::Request;
 /// How long a daemon may take to close its store after the mount is gone.
 const END_LIMIT: Duration = Duration::from_secs(60);
 
-/// Unmount MNT and end its daemon
+/// Unmount MNT; its daemon ends with its last mount
 ///
-/// Returns when the daemon has closed the store. The changes stay in the store, and the next mount
-/// shows them again. A mount with a dead daemon is detached.
+/// Returns when the daemon has closed the head, and the store if it was the last one. The changes
+/// stay in the store, and the next mount shows them again. A mount with a dead daemon is detached.
 #[derive(Args)]
 pub(super) struct Umount {
     /// The mount point
@@ -76,10 +76,15 @@ fn is_mounted_at(point: &Path, attempt: &str) -> Result<()> {
     }
 }
 
+/// The daemon that serves the mount at `point`.
 fn daemon_of(point: &Path) -> Result<Option<Client>> {
-    let Within::Mount { store } = host::within(point)? else { return Ok(None) };
-    let client = control::connect(&store)?;
-    Ok(client.filter(|client| client.greeting().mount == point.as_os_str().as_bytes()))
+    let Within::Mount(place) = host::within(point)? else { return Ok(None) };
+    let Some(mut client) = control::connect(&place.store)? else { return Ok(None) };
+    client.set_head(place.head);
+    let mounts = client.mounts()?;
+    let is_here = mounts.mount_point(&mounts.meant) == Some(point.as_os_str().as_bytes());
+    client.set_head(Some(mounts.meant));
+    Ok(is_here.then_some(client))
 }
 
 fn end(mut client: Client, point: &Path, attempt: &str) -> Result<()> {
@@ -92,6 +97,6 @@ fn end(mut client: Client, point: &Path, attempt: &str) -> Result<()> {
         return Ok(());
     }
     let reason =
-        format!("the mount is gone, but its daemon (process {pid}) has not closed the store yet");
+        format!("the mount is gone, but its daemon (process {pid}) has not closed its head yet");
     Err(Error::new(Kind::Failed, attempt, reason).hint("STORE/daemon.log may say why it waits"))
 }

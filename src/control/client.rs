@@ -12,6 +12,7 @@ use nix::unistd::geteuid;
 use super::frame::{
     self, FrameError, Greeting, MAX_GREETING, MAX_PIECE, MAX_REPLY, MAX_REQUEST, Until,
 };
+use super::message::{Answer, Call, Message, Mounts};
 use super::{SOCKET, StoreDir};
 use crate::error::{Error, Kind, Result};
 use crate::sandbox::{Reply, Request};
@@ -24,6 +25,8 @@ const GREETING_LIMIT: Duration = Duration::from_secs(10);
 pub struct Client {
     stream: UnixStream,
     greeting: Greeting,
+    /// The head that the calls mean.
+    head: Option<String>,
 }
 
 /// How often a daemon may die while a client waits for its greeting.
@@ -82,7 +85,7 @@ fn connect_once(store: &Path) -> Result<Option<Client>> {
         Err(error) => return Err(Error::new(Kind::Failed, attempt(), error.to_string())),
     };
     greeting.check()?;
-    Ok(Some(Client { stream, greeting }))
+    Ok(Some(Client { stream, greeting, head: None }))
 }
 
 /// Checks that the listening process runs as this user or as root. A process of another user could
@@ -109,45 +112,89 @@ impl Client {
         &self.greeting
     }
 
-    /// Sends a request, and waits for the reply without a time limit.
+    /// Makes the next calls mean this head. `None`, the default, lets the daemon choose.
+    pub fn set_head(&mut self, head: Option<String>) {
+        self.head = head;
+    }
+
+    /// Sends a request to the sandbox of the head, and waits for the reply without a time limit.
     ///
     /// # Errors
     /// The daemon's own error, or a failure of the connection.
     pub fn call(&mut self, request: &Request) -> Result<Reply> {
-        let lost = |reason: String| {
-            Error::new(
-                Kind::Failed,
-                format!("send a request to the daemon (process {})", self.greeting.pid),
-                reason,
-            )
-            .hint("if the daemon has ended, STORE/daemon.log says why")
-        };
-        let bytes = codec::encode(request).map_err(&lost)?;
-        frame::write(&mut &self.stream, &bytes, MAX_REQUEST).map_err(|error| {
-            match error.kind() {
-                io::ErrorKind::InvalidInput => {
-                    lost("the request is too long: name fewer paths".to_owned())
-                }
-                _ => lost(error.to_string()),
+        let mut reply = match self.ask(Message::Request(request.clone()))? {
+            Answer::Reply(reply) => *reply,
+            Answer::Mounts(_) | Answer::Mounted | Answer::Ending => {
+                return Err(self.lost("the answer does not belong to the request"));
             }
-        })?;
-        self.stream.set_read_timeout(None).map_err(|error| lost(error.to_string()))?;
-        let bytes =
-            frame::read(&mut &self.stream, MAX_REPLY).map_err(|error| lost(error.to_string()))?;
-        let mut reply = codec::decode::<Result<Reply>>(&bytes)
-            .map_err(|error| lost(format!("the reply is malformed: {error}")))??;
+        };
         if let Some(changes) = reply.changes() {
             // The whole list at once: the daemon must not wait for a person who reads it in a
             // pager.
             changes.receive(&std::env::temp_dir(), || {
-                frame::read(&mut &self.stream, MAX_PIECE).map_err(|error| lost(error.to_string()))
+                frame::read(&mut &self.stream, MAX_PIECE)
+                    .map_err(|error| self.lost(&error.to_string()))
             })?;
         }
         Ok(reply)
     }
 
-    /// Waits until the daemon has closed its store and the connection. `false` if it has not after
-    /// `limit`.
+    /// The mounted heads, and the one that the calls mean.
+    ///
+    /// # Errors
+    /// As [`Client::call`].
+    pub fn mounts(&mut self) -> Result<Mounts> {
+        match self.ask(Message::Mounts)? {
+            Answer::Mounts(mounts) => Ok(mounts),
+            Answer::Reply(_) | Answer::Mounted | Answer::Ending => {
+                Err(self.lost("the answer does not belong to the request"))
+            }
+        }
+    }
+
+    /// Asks the daemon to mount the head; `plan` is for the daemon to decode. Returns whether it is
+    /// mounted. If not, the daemon is ending.
+    ///
+    /// # Errors
+    /// As [`Client::call`].
+    pub fn mount(&mut self, plan: Vec<u8>) -> Result<bool> {
+        match self.ask(Message::Mount(plan))? {
+            Answer::Mounted => Ok(true),
+            Answer::Ending => Ok(false),
+            Answer::Reply(_) | Answer::Mounts(_) => {
+                Err(self.lost("the answer does not belong to the request"))
+            }
+        }
+    }
+
+    /// Sends a message, and waits for the answer without a time limit.
+    fn ask(&mut self, message: Message) -> Result<Answer> {
+        let call = Call { head: self.head.clone(), message };
+        let bytes = codec::encode(&call).map_err(|error| self.lost(&error))?;
+        frame::write(&mut &self.stream, &bytes, MAX_REQUEST).map_err(|error| {
+            match error.kind() {
+                io::ErrorKind::InvalidInput => {
+                    self.lost("the request is too long: name fewer paths")
+                }
+                _ => self.lost(&error.to_string()),
+            }
+        })?;
+        self.stream.set_read_timeout(None).map_err(|error| self.lost(&error.to_string()))?;
+        let bytes = frame::read(&mut &self.stream, MAX_REPLY)
+            .map_err(|error| self.lost(&error.to_string()))?;
+        codec::decode::<Result<Answer>>(&bytes)
+            .map_err(|error| self.lost(&format!("the reply is malformed: {error}")))?
+    }
+
+    /// The error of a connection that failed.
+    fn lost(&self, reason: &str) -> Error {
+        let attempt = format!("send a request to the daemon (process {})", self.greeting.pid);
+        Error::new(Kind::Failed, attempt, reason)
+            .hint("if the daemon has ended, STORE/daemon.log says why")
+    }
+
+    /// After an unmount, waits until the daemon has closed the head, or with the last one its store.
+    /// `false` if it has not after `limit`.
     pub fn wait_for_end(self, limit: Duration) -> bool {
         match frame::read(&mut Until::new(&self.stream, limit), 0) {
             Err(FrameError::Io(error)) => error.kind() != io::ErrorKind::WouldBlock,

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use crate::error::{Error, Kind, Result};
 
 /// The version of the protocol. It changes with every change of a request, reply or frame.
-pub const VERSION: u32 = 4;
+pub const VERSION: u32 = 5;
 /// The maximum length of a request, in bytes: more than a command line can hold (128 KiB per
 /// argument, 2 MiB in all).
 pub(super) const MAX_REQUEST: u32 = 4 << 20;
@@ -19,7 +19,7 @@ pub(super) const MAX_REPLY: u32 = 256 << 20;
 /// The maximum length of a piece of a list of changes, in bytes. The pieces follow the reply, and
 /// an empty one ends them.
 pub(super) const MAX_PIECE: u32 = 1 << 20;
-/// The maximum length of a greeting. A path has at most 4,096 bytes.
+/// The maximum length of a greeting. Those of older versions end with a path.
 pub(super) const MAX_GREETING: u32 = 8 << 10;
 
 const MAGIC: &[u8; 8] = b"jailfsct";
@@ -31,33 +31,27 @@ pub struct Greeting {
     pub version: u32,
     /// The daemon's process.
     pub pid: u32,
-    /// The mount point, as bytes of its path; empty if there is none.
-    pub mount: Vec<u8>,
 }
 
 impl Greeting {
     /// The greeting of this process.
-    pub fn of_this_process(mount: &[u8]) -> Greeting {
-        Greeting { version: VERSION, pid: std::process::id(), mount: mount.to_vec() }
+    pub fn of_this_process() -> Greeting {
+        Greeting { version: VERSION, pid: std::process::id() }
     }
 
     pub(super) fn encode(&self) -> Vec<u8> {
         let mut bytes = MAGIC.to_vec();
         bytes.extend_from_slice(&self.version.to_le_bytes());
         bytes.extend_from_slice(&self.pid.to_le_bytes());
-        bytes.extend_from_slice(&self.mount);
         bytes
     }
 
     pub(super) fn decode(bytes: &[u8]) -> Option<Greeting> {
         let rest = bytes.strip_prefix(MAGIC)?;
         let (version, rest) = rest.split_first_chunk::<4>()?;
-        let (pid, mount) = rest.split_first_chunk::<4>()?;
-        Some(Greeting {
-            version: u32::from_le_bytes(*version),
-            pid: u32::from_le_bytes(*pid),
-            mount: mount.to_vec(),
-        })
+        // Another version may add something.
+        let (pid, _) = rest.split_first_chunk::<4>()?;
+        Some(Greeting { version: u32::from_le_bytes(*version), pid: u32::from_le_bytes(*pid) })
     }
 
     /// Checks that the daemon speaks the version of this program.
@@ -202,14 +196,15 @@ mod tests {
 
     #[test]
     fn the_greeting_has_a_fixed_layout() {
-        let greeting = Greeting { version: 7, pid: 0x0102, mount: b"/m\xff".to_vec() };
+        let greeting = Greeting { version: 7, pid: 0x0102 };
         let bytes = greeting.encode();
-        assert_eq!(bytes, b"jailfsct\x07\0\0\0\x02\x01\0\0/m\xff");
+        assert_eq!(bytes, b"jailfsct\x07\0\0\0\x02\x01\0\0");
         assert_eq!(Greeting::decode(&bytes), Some(greeting.clone()));
+        assert_eq!(Greeting::decode(&[&bytes[..], b"/m\xff"].concat()), Some(greeting.clone()));
         for cut in 0..16 {
             assert_eq!(Greeting::decode(&bytes[..cut]), None);
         }
         assert!(greeting.check().unwrap_err().reason.contains("version 7"));
-        assert!(Greeting::of_this_process(b"").check().is_ok());
+        assert!(Greeting::of_this_process().check().is_ok());
     }
 }

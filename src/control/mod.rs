@@ -9,24 +9,29 @@
 //! escape through the daemon of another.
 //!
 //! ```text
-//! server -> client   frame: greeting: "jailfsct" | version u32 | pid u32 | mount point to the end
-//! client -> server   frame: Request      any number, each followed by
-//! server -> client   frame: Result<Reply, Error>
+//! server -> client   frame: greeting: "jailfsct" | version u32 | pid u32
+//! client -> server   frame: Call      any number, each followed by
+//! server -> client   frame: Result<Answer, Error>
 //!
 //! frame = length u32 little-endian | payload of that length
 //! ```
 //!
 //! The greeting has a fixed layout, so that a client of another version can read it and report the
-//! difference. The other payloads are `store::codec`. After a successful `Unmount` the connection
-//! stays open until the daemon has closed the store, so its end tells the client that the store is
-//! free.
+//! difference. The other payloads are `store::codec`.
+//!
+//! One daemon serves all heads of a store. A [`Call`] names the head that the client means. The
+//! server does not know the heads: its handler finds them. After a successful `Unmount` the
+//! connection stays open until the head is closed, and for the last mounted head until the daemon
+//! has closed the store. So its end tells the client that the head, or the store, is free.
 //!
 //! A path in a sockaddr_un has at most 107 bytes. So both sides hold the store's directory open and
 //! name the socket `/proc/self/fd/N/control`.
 
 mod client;
 mod frame;
+mod message;
 mod server;
+mod waiting;
 
 use std::fs::{File, OpenOptions};
 use std::os::fd::AsRawFd;
@@ -37,7 +42,9 @@ use nix::fcntl::OFlag;
 
 pub use client::{Client, connect};
 pub use frame::{Greeting, VERSION};
-pub use server::{Listener, Server};
+pub use message::{Answer, Call, Message, MountedHead, Mounts};
+pub use server::{Answered, Listener, Peer, Server};
+pub use waiting::Waiting;
 
 use crate::error::{Attempt, Result};
 

@@ -25,9 +25,10 @@ use parking_lot::{Condvar, Mutex};
 use super::frame::{
     self, FrameError, Greeting, MAX_GREETING, MAX_PIECE, MAX_REPLY, MAX_REQUEST, Until,
 };
+use super::message::{Answer, Call};
+use super::waiting::Waiting;
 use super::{SOCKET, StoreDir};
 use crate::error::{Attempt, Error, Kind, Result};
-use crate::sandbox::{Reply, Request};
 use crate::store::io::codec;
 use crate::sys::proc::{Confines, comes_from};
 
@@ -52,8 +53,31 @@ const NO_THREAD_LIMIT: Duration = Duration::from_secs(1);
 /// How long a peer may block a write of a reply.
 const WRITE_LIMIT: Duration = Duration::from_secs(30);
 
-/// Handles a request.
-type Handler = Box<dyn Fn(Request) -> Result<Reply> + Send + Sync>;
+/// Answers a call.
+type Handler = Box<dyn Fn(Call, Peer) -> Result<Answered> + Send + Sync>;
+
+/// The process at the other end of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Peer {
+    /// The process that connected.
+    pub pid: u32,
+    /// Whether it is a command of our own `run`.
+    pub is_inside: bool,
+}
+
+/// A successful answer to a call.
+pub struct Answered {
+    /// What the client gets.
+    pub answer: Answer,
+    /// If set, the connection serves no more calls, and closes at this end.
+    pub closes_at: Option<Arc<Waiting>>,
+}
+
+impl From<Answer> for Answered {
+    fn from(answer: Answer) -> Answered {
+        Answered { answer, closes_at: None }
+    }
+}
 
 /// A socket that queues connections but does not serve them yet.
 pub struct Listener {
@@ -103,7 +127,7 @@ impl Listener {
     /// The thread cannot be started.
     pub fn serve<H>(self, greeting: Greeting, handler: H) -> Result<Server>
     where
-        H: Fn(Request) -> Result<Reply> + Send + Sync + 'static,
+        H: Fn(Call, Peer) -> Result<Answered> + Send + Sync + 'static,
     {
         let shared = Arc::new(Shared {
             greeting: greeting.encode(),
@@ -113,7 +137,6 @@ impl Listener {
             inside: AtomicUsize::new(0),
             lists_inside: Mutex::new(()),
             ending: AtomicBool::new(false),
-            waiting: Mutex::new(Vec::new()),
             in_progress: Mutex::new(0),
             idle: Condvar::new(),
             request_limit: self.request_limit,
@@ -146,8 +169,6 @@ struct Shared {
     /// Held while a list of changes is made for a command of our own `run` and sent to it.
     lists_inside: Mutex<()>,
     ending: AtomicBool,
-    /// Connections of clients that wait for the end of the daemon.
-    waiting: Mutex<Vec<UnixStream>>,
     /// The number of requests in progress.
     in_progress: Mutex<usize>,
     /// Notified when `in_progress` becomes 0.
@@ -156,8 +177,8 @@ struct Shared {
 }
 
 impl Server {
-    /// Accepts no more connections, then closes those that wait for the end. Call it after the
-    /// store has been closed.
+    /// Accepts no more connections, and waits for the requests in progress. Call it after the store
+    /// has been closed, and before the [`Waiting`] clients are told of the end.
     pub fn stop(self) {
         drop(self);
     }
@@ -184,8 +205,6 @@ impl Drop for Server {
         {
             log::warn!("{} control requests are cut off", *in_progress);
         }
-        drop(in_progress);
-        self.shared.waiting.lock().clear();
     }
 }
 
@@ -209,19 +228,19 @@ fn accept(socket: &UnixListener, shared: &Arc<Shared>) {
 }
 
 fn start(stream: UnixStream, shared: &Arc<Shared>) {
-    let is_inside = match admit(&stream, shared) {
-        Ok(is_inside) => is_inside,
+    let peer = match admit(&stream, shared) {
+        Ok(peer) => peer,
         Err(reason) => {
             log::warn!("refused a connection to the control socket: {reason}");
             return;
         }
     };
-    let guard = Connection::new(shared, is_inside);
-    let peer = thread::Builder::new().name("control-peer".to_owned()).stack_size(STACK);
+    let guard = Connection::new(shared, peer.is_inside);
+    let thread = thread::Builder::new().name("control-peer".to_owned()).stack_size(STACK);
     let kept = stream.try_clone();
-    let spawned = peer.spawn(move || {
+    let spawned = thread.spawn(move || {
         let shared = Arc::clone(&guard.shared);
-        converse(stream, &shared, guard.is_inside);
+        converse(stream, &shared, peer);
         drop(guard);
     });
     if let Err(error) = spawned {
@@ -290,16 +309,16 @@ impl Drop for Busy<'_> {
     }
 }
 
-/// Decides whether a connection is accepted. Returns whether it comes from a command of our own
-/// `run`.
-fn admit(stream: &UnixStream, shared: &Shared) -> std::result::Result<bool, String> {
+/// Decides whether a connection is accepted.
+fn admit(stream: &UnixStream, shared: &Shared) -> std::result::Result<Peer, String> {
     let peer = getsockopt(stream, PeerCredentials).map_err(|error| error.to_string())?;
     if !is_served(peer.uid(), shared.uid) {
         return Err(format!("process {} runs as user {}", peer.pid(), peer.uid()));
     }
     // Hold a pidfd during the check (Linux 6.5), so that the pid is not reused meanwhile.
     let held = getsockopt(stream, PeerPidfd);
-    let is_inside = check_confinement(u32::try_from(peer.pid()).unwrap_or(0))?;
+    let pid = u32::try_from(peer.pid()).unwrap_or(0);
+    let is_inside = check_confinement(pid)?;
     if held.is_ok_and(|process| has_ended(&process)) {
         return Err(format!("process {} has ended", peer.pid()));
     }
@@ -309,7 +328,7 @@ fn admit(stream: &UnixStream, shared: &Shared) -> std::result::Result<bool, Stri
     if is_inside && shared.inside.load(Ordering::SeqCst) >= MAX_INSIDE {
         return Err(format!("the command has {MAX_INSIDE} connections, which is the limit"));
     }
-    Ok(is_inside)
+    Ok(Peer { pid, is_inside })
 }
 
 /// The daemon serves its own user and root only.
@@ -343,7 +362,7 @@ fn has_ended(process: &OwnedFd) -> bool {
 }
 
 /// Serves one connection until its end.
-fn converse(stream: UnixStream, shared: &Shared, is_inside: bool) {
+fn converse(stream: UnixStream, shared: &Shared, peer: Peer) {
     if let Err(error) = stream.set_write_timeout(Some(WRITE_LIMIT)) {
         log::warn!("control connection: {error}");
         return;
@@ -357,23 +376,24 @@ fn converse(stream: UnixStream, shared: &Shared, is_inside: bool) {
             Err(FrameError::Closed) => return,
             Err(error) => return refuse(&stream, &error.to_string()),
         };
-        let request = match codec::decode::<Request>(&bytes) {
-            Ok(request) => request,
+        let call = match codec::decode::<Call>(&bytes) {
+            Ok(call) => call,
             Err(error) => return refuse(&stream, &error),
         };
         let _busy = Busy::new(shared);
-        let ends = request == Request::Unmount;
         // Only one list at a time is on disk for a command that does not read its lists.
-        let _turn = (is_inside && request.is_listed()).then(|| shared.lists_inside.lock());
-        let mut result = (shared.handler)(request);
-        let done = ends && result.is_ok();
+        let _turn =
+            (peer.is_inside && call.message.is_listed()).then(|| shared.lists_inside.lock());
+        let (mut result, closes_at) = match (shared.handler)(call, peer) {
+            Ok(answered) => (Ok(answered.answer), answered.closes_at),
+            Err(error) => (Err(error), None),
+        };
         if let Err(error) = answer(&stream, &mut result) {
             log::debug!("answer a control request: {error}");
             return;
         }
-        if done {
-            shared.waiting.lock().push(stream);
-            return;
+        if let Some(waiting) = closes_at {
+            return waiting.push(stream);
         }
     }
 }
@@ -397,16 +417,17 @@ fn wait_for_request(stream: &UnixStream, shared: &Shared) -> bool {
 }
 
 /// Sends a result and its list of changes. If it is too long, sends an error instead.
-fn answer(stream: &UnixStream, result: &mut Result<Reply>) -> io::Result<()> {
+fn answer(stream: &UnixStream, result: &mut Result<Answer>) -> io::Result<()> {
     if let Some(bytes) =
         codec::encode(result).ok().filter(|bytes| bytes.len() <= MAX_REPLY as usize)
     {
         frame::write(&mut &*stream, &bytes, MAX_REPLY)?;
-        let Some(changes) = result.as_mut().ok().and_then(Reply::changes) else { return Ok(()) };
+        let Ok(Answer::Reply(reply)) = result else { return Ok(()) };
+        let Some(changes) = reply.changes() else { return Ok(()) };
         changes.for_each_chunk(|piece| frame::write(&mut &*stream, piece, MAX_PIECE))?;
         return frame::write(&mut &*stream, &[], MAX_PIECE);
     }
-    let error: Result<Reply> =
+    let error: Result<Answer> =
         Err(Error::new(Kind::Failed, "send the reply", "it is too long").hint("name fewer paths"));
     let bytes = codec::encode(&error).map_err(io::Error::other)?;
     frame::write(&mut &*stream, &bytes, MAX_REPLY)
@@ -415,186 +436,11 @@ fn answer(stream: &UnixStream, result: &mut Result<Reply>) -> io::Result<()> {
 /// Reports a malformed message to the peer, and ends the connection.
 fn refuse(stream: &UnixStream, reason: &str) {
     log::warn!("refused a control message: {reason}");
-    let mut error: Result<Reply> = Err(Error::new(Kind::Failed, "read a request", reason));
+    let mut error: Result<Answer> = Err(Error::new(Kind::Failed, "read a request", reason));
     if answer(stream, &mut error).and_then(|()| stream.shutdown(Shutdown::Both)).is_err() {
         log::debug!("the peer has closed the connection");
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use std::io::{Read, Write};
-    use std::os::unix::fs::{MetadataExt, PermissionsExt};
-
-    use super::super::connect;
-    use super::*;
-    use crate::types::TreePath;
-
-    fn echo(request: Request) -> Result<Reply> {
-        match request {
-            Request::Unmount | Request::Discard { .. } => Ok(Reply::Done),
-            Request::Log => Ok(Reply::Log(Vec::new())),
-            other => Err(Error::new(Kind::Conflict, "test", format!("{other:?}")).hint("none")),
-        }
-    }
-
-    fn serve(store: &Path) -> Server {
-        Listener::bind(store).unwrap().serve(Greeting::of_this_process(b"/mnt"), echo).unwrap()
-    }
-
-    fn raw(store: &Path) -> UnixStream {
-        let stream = UnixStream::connect(store.join(SOCKET)).unwrap();
-        frame::read(&mut &stream, MAX_GREETING).unwrap();
-        stream
-    }
-
-    #[test]
-    fn replies_and_errors_reach_the_client() {
-        let store = tempfile::tempdir().unwrap();
-        let server = serve(store.path());
-        let mut client = connect(store.path()).unwrap().unwrap();
-        assert_eq!(
-            (client.greeting().pid, &client.greeting().mount[..]),
-            (std::process::id(), &b"/mnt"[..])
-        );
-        assert_eq!(client.call(&Request::Log), Ok(Reply::Log(Vec::new())));
-        let paths = vec![TreePath::parse(b"a\xff").unwrap()];
-        let error = client
-            .call(&Request::Apply {
-                paths,
-                dry_run: true,
-                undo: false,
-                consent: Default::default(),
-            })
-            .unwrap_err();
-        assert_eq!((error.kind, error.hint.as_deref()), (Kind::Conflict, Some("none")));
-        assert_eq!(client.call(&Request::Discard { detach_mounts: false }), Ok(Reply::Done));
-        server.stop();
-        assert!(connect(store.path()).unwrap().is_none());
-    }
-
-    #[test]
-    fn the_socket_is_private_and_a_dead_one_is_replaced() {
-        let store = tempfile::tempdir().unwrap();
-        assert!(connect(store.path()).unwrap().is_none());
-        assert!(connect(&store.path().join("missing")).unwrap().is_none());
-        // The socket of a process that died without unlinking it.
-        drop(UnixListener::bind(store.path().join(SOCKET)).unwrap());
-        assert!(connect(store.path()).unwrap().is_none());
-        let server = serve(store.path());
-        let meta = std::fs::symlink_metadata(store.path().join(SOCKET)).unwrap();
-        assert_eq!(meta.permissions().mode() & 0o7777, 0o600);
-        assert_eq!(meta.uid(), geteuid().as_raw());
-        assert!(connect(store.path()).unwrap().is_some());
-        drop(server);
-        assert!(!store.path().join(SOCKET).exists());
-    }
-
-    #[test]
-    fn a_store_path_may_exceed_the_length_of_a_socket_address() {
-        let top = tempfile::tempdir().unwrap();
-        let store = top.path().join("d".repeat(200)).join("e".repeat(200));
-        std::fs::create_dir_all(&store).unwrap();
-        let server = serve(&store);
-        let mut client = connect(&store).unwrap().unwrap();
-        assert_eq!(client.call(&Request::Log), Ok(Reply::Log(Vec::new())));
-        server.stop();
-    }
-
-    #[test]
-    fn a_malformed_message_ends_its_own_connection_only() {
-        let store = tempfile::tempdir().unwrap();
-        let _server = serve(store.path());
-        let junk: [&[u8]; 4] = [
-            &[0xff; 64],                     // a length above the limit
-            &[3, 0, 0, 0, 0xff, 0xff, 0xff], // no request
-            &[2, 0, 0, 0, 1, 0],             // a request, and bytes left over
-            &[0, 0, 0, 0],                   // an empty payload
-        ];
-        for bytes in junk {
-            let mut stream = raw(store.path());
-            stream.write_all(bytes).unwrap();
-            let reply = frame::read(&mut stream, MAX_REPLY).unwrap();
-            assert!(codec::decode::<Result<Reply>>(&reply).unwrap().is_err(), "{bytes:?}");
-            // With unread junk in its queue the socket ends with ECONNRESET, otherwise with a
-            // normal end.
-            assert!(matches!(stream.read(&mut [0; 9]), Ok(0) | Err(_)), "{bytes:?}");
-        }
-        assert!(connect(store.path()).unwrap().unwrap().call(&Request::Log).is_ok());
-    }
-
-    #[test]
-    fn a_request_must_arrive_in_time_even_byte_by_byte() {
-        let store = tempfile::tempdir().unwrap();
-        let mut listener = Listener::bind(store.path()).unwrap();
-        listener.request_limit = Duration::from_millis(200);
-        let _server = listener.serve(Greeting::of_this_process(b""), echo).unwrap();
-        let mut stream = raw(store.path());
-        let writer = stream.try_clone().unwrap();
-        let dribble = thread::spawn(move || {
-            for byte in [100u8, 0, 0, 0].into_iter().chain([0; 96]) {
-                if (&writer).write_all(&[byte]).is_err() {
-                    return;
-                }
-                thread::sleep(Duration::from_millis(20));
-            }
-        });
-        let reply = frame::read(&mut stream, MAX_REPLY).unwrap();
-        let error = codec::decode::<Result<Reply>>(&reply).unwrap().unwrap_err();
-        assert_eq!(error.reason, "timed out");
-        dribble.join().unwrap();
-    }
-
-    #[test]
-    fn a_client_may_pause_between_requests() {
-        let store = tempfile::tempdir().unwrap();
-        let mut listener = Listener::bind(store.path()).unwrap();
-        listener.request_limit = Duration::from_millis(50);
-        let _server = listener.serve(Greeting::of_this_process(b""), echo).unwrap();
-        let mut client = connect(store.path()).unwrap().unwrap();
-        for _ in 0..3 {
-            assert_eq!(client.call(&Request::Log), Ok(Reply::Log(Vec::new())));
-            thread::sleep(Duration::from_millis(200));
-        }
-    }
-
-    #[test]
-    fn only_its_user_and_root_may_talk_to_a_daemon() {
-        assert!(is_served(1000, 1000) && is_served(0, 1000) && is_served(0, 0));
-        assert!(!is_served(1001, 1000) && !is_served(1000, 0) && !is_served(65534, 1000));
-    }
-
-    #[test]
-    fn the_number_of_connections_is_limited() {
-        let store = tempfile::tempdir().unwrap();
-        let _server = serve(store.path());
-        let held: Vec<_> =
-            (0..MAX_CONNECTIONS).map(|_| connect(store.path()).unwrap().unwrap()).collect();
-        assert!(connect(store.path()).is_err());
-        drop(held);
-        let again = (0..100).any(|_| {
-            thread::sleep(Duration::from_millis(20));
-            connect(store.path()).is_ok()
-        });
-        assert!(again);
-    }
-
-    #[test]
-    fn the_client_of_an_unmount_waits_for_the_end_of_the_daemon() {
-        let store = tempfile::tempdir().unwrap();
-        let server = serve(store.path());
-        let mut client = connect(store.path()).unwrap().unwrap();
-        assert_eq!(client.call(&Request::Unmount), Ok(Reply::Done));
-        let waiter = thread::spawn(move || client.wait_for_end(Duration::from_secs(20)));
-        thread::sleep(Duration::from_millis(50));
-        assert!(!waiter.is_finished());
-        server.stop();
-        assert!(waiter.join().unwrap());
-
-        let server = serve(store.path());
-        let mut client = connect(store.path()).unwrap().unwrap();
-        assert_eq!(client.call(&Request::Unmount), Ok(Reply::Done));
-        assert!(!client.wait_for_end(Duration::from_millis(50)));
-        drop(server);
-    }
-}
+mod tests;

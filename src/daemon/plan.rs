@@ -25,8 +25,29 @@ pub struct Plan {
     /// The store; absolute.
     #[serde(with = "path_bytes")]
     pub store: PathBuf,
+    /// The head.
+    pub head: String,
     /// The options.
     pub choice: Choice,
+}
+
+/// A mount that a client asks a running daemon for.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct MountPlan {
+    /// The mount point; absolute.
+    #[serde(with = "path_bytes")]
+    pub(super) mount_point: PathBuf,
+    /// The options.
+    pub(super) options: MountChoice,
+}
+
+/// The options of a mount that a client asks a running daemon for.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum MountChoice {
+    /// These.
+    Chosen(Box<Choice>),
+    /// Those of the mount of another head, or the default if it is not mounted.
+    AsHead(String),
 }
 
 /// The options of a mount.
@@ -136,8 +157,9 @@ impl Choice {
         (!self.no_gc && !self.read_only).then_some(policy)
     }
 
-    pub(super) fn mount_options(&self) -> fuse::MountOptions {
+    pub(super) fn mount_options(&self, head: &str) -> fuse::MountOptions {
         fuse::MountOptions {
+            head: head.to_owned(),
             read_only: self.read_only,
             allow_other: self.allow_other,
             writeback: self.writeback,
@@ -211,6 +233,7 @@ mod tests {
             base: path(b"/b\xff\n"),
             mount_point: path(b"/m, x"),
             store: path(b"/s"),
+            head: "main".to_owned(),
             choice: Choice {
                 links: Links::Rewrite,
                 allowed_targets: vec![b"/usr/bin".to_vec()],

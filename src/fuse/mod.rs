@@ -39,7 +39,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
+use std::sync::mpsc::{self, Receiver, RecvError, RecvTimeoutError, Sender};
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -64,6 +64,8 @@ use notify::Channel;
 use server::Server;
 use spin::Spinner;
 
+/// The first head of a store.
+const FIRST_HEAD: &str = "main";
 /// How long to wait for the end of an aborted session. Only a request in progress delays it.
 const END_LIMIT: Duration = Duration::from_secs(5);
 /// How long to retry an unmount of a busy mount. A process inherits descriptors from its parent
@@ -95,6 +97,8 @@ pub struct MountOptions {
     pub dev: bool,
     /// The source that `mount` and `df` show; empty means the path of the base.
     pub source: Vec<u8>,
+    /// The name of the head, which the attribute `user.jailfs.head` shows; empty means `main`.
+    pub head: String,
     /// Generic mount options, by the names in `sys::mount::VFS_OPTIONS`. With `sync` and
     /// `dirsync`, a change of names or attributes is durable before the server replies.
     pub vfs: Vec<String>,
@@ -133,6 +137,8 @@ enum SessionEvent {
     Ended,
     /// The mount was unmounted in this namespace, by this process.
     Unmounted,
+    /// The mount is to end at once.
+    Abandoned,
 }
 
 /// A mount that another process made in its own mount namespace.
@@ -178,7 +184,8 @@ pub fn mount(
     };
     let root = Root::At(mount_point.clone());
     let syncs = options.vfs.iter().any(|option| option == "sync" || option == "dirsync");
-    let server = Server::new(Arc::clone(&fs), store_path, options.writeback, syncs);
+    let head = if options.head.is_empty() { FIRST_HEAD } else { &options.head };
+    let server = Server::new(Arc::clone(&fs), (store_path, head), options.writeback, syncs);
     let mounted = start(fs, server, device, root, (unmounter, events), (options, all_users))
         .map_err(cannot)?;
     guard.0 = None;
@@ -213,7 +220,7 @@ pub fn hand_out(device: OwnedFd, mount_point: &Path, all_users: bool) -> Result<
 }
 
 /// Serves a mount that another process made in its own mount namespace, where it is at
-/// `mount_point`.
+/// `mount_point`. `head` is the value of the attribute `user.jailfs.head`.
 ///
 /// # Errors
 /// [`Kind::CannotMount`].
@@ -222,12 +229,13 @@ pub fn adopt(
     handed: Handed,
     mount_point: &Path,
     store_path: &Path,
+    head: &str,
 ) -> Result<Mounted> {
     let Handed { device, root, dev, all_users } = handed;
     let (sender, events) = mpsc::channel();
     let unmounter =
         Unmounter { mount_point: Arc::from(mount_point), dev, is_elsewhere: true, events: sender };
-    let server = Server::new(Arc::clone(&fs), store_path, false, false);
+    let server = Server::new(Arc::clone(&fs), (store_path, head), false, false);
     start(
         fs,
         server,
@@ -381,20 +389,29 @@ impl Mounted {
         Arc::clone(&self.counters)
     }
 
-    /// Waits until the mount is unmounted and no process uses it any more. A mount namespace that
-    /// was created meanwhile may hold a copy of the mount. One second after an [`Unmounter`] has
-    /// unmounted it, such a copy is ended too.
+    /// Waits until the mount is unmounted and no process uses it any more, or [abandoned]. A mount
+    /// namespace that was created meanwhile may hold a copy of the mount. One second after an
+    /// [`Unmounter`] has unmounted it, such a copy is ended too.
+    ///
+    /// [abandoned]: Unmounter::abandon
     ///
     /// # Errors
     /// When the session failed. The mount then returns ENOTCONN until it is unmounted.
     pub fn wait(mut self) -> Result<()> {
-        if matches!(self.events.get_mut().recv(), Ok(SessionEvent::Unmounted))
-            && matches!(
-                self.events.get_mut().recv_timeout(COPIES_LIMIT),
-                Err(RecvTimeoutError::Timeout)
-            )
-        {
-            log::warn!("ending a copy of the mount in another mount namespace");
+        let events = self.events.get_mut();
+        let mut event = events.recv();
+        if matches!(event, Ok(SessionEvent::Unmounted)) {
+            event = match events.recv_timeout(COPIES_LIMIT) {
+                Ok(event) => Ok(event),
+                Err(RecvTimeoutError::Disconnected) => Err(RecvError),
+                Err(RecvTimeoutError::Timeout) => {
+                    log::warn!("ending a copy of the mount in another mount namespace");
+                    return Ok(());
+                }
+            };
+        }
+        // Dropping `self` ends the mount.
+        if matches!(event, Ok(SessionEvent::Abandoned)) {
             return Ok(());
         }
         let Some(session) = self.session.take() else { return Ok(()) };
@@ -505,8 +522,20 @@ impl Unmounter {
         }
     }
 
+    /// Has the thread in [`Mounted::wait`] end the mount at once, whoever uses it.
+    pub fn abandon(&self) {
+        if self.events.send(SessionEvent::Abandoned).is_err() {
+            log::debug!("the mount has ended already");
+        }
+    }
+
     /// The mount point.
     pub fn mount_point(&self) -> &Path {
         &self.mount_point
+    }
+
+    /// `st_dev` of the files in the mount.
+    pub fn dev(&self) -> u64 {
+        self.dev
     }
 }

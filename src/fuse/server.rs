@@ -27,7 +27,10 @@ use crate::types::{Name, NodeId};
 /// Serves the requests of one mount.
 pub(super) struct Server {
     pub(super) fs: Arc<Fs>,
+    /// The value of `user.jailfs.store`.
     pub(super) store_path: Vec<u8>,
+    /// The value of `user.jailfs.head`.
+    pub(super) head: Vec<u8>,
     pub(super) writeback: bool,
     /// Whether a change of names or attributes must be durable before the reply.
     syncs: bool,
@@ -55,12 +58,18 @@ pub(super) struct Server {
 }
 
 impl Server {
-    /// A server of `fs`; `store_path` is the value of `user.jailfs.store`.
-    pub(super) fn new(fs: Arc<Fs>, store_path: &Path, writeback: bool, syncs: bool) -> Server {
+    /// A server of `fs`, which is a head of a store.
+    pub(super) fn new(
+        fs: Arc<Fs>,
+        (store_path, head): (&Path, &str),
+        writeback: bool,
+        syncs: bool,
+    ) -> Server {
         fs.attach_kernel(writeback);
         Server {
             fs,
             store_path: store_path.as_os_str().as_bytes().to_vec(),
+            head: head.as_bytes().to_vec(),
             writeback,
             syncs,
             no_open: true,

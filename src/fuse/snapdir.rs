@@ -27,7 +27,7 @@ use crate::fuse::readdirplus::Readdirplus;
 use crate::fuse::reply::Call;
 use crate::fuse::server::{Server, name_of};
 use crate::fuse::translate::{FOREVER, file_attr, no_entry};
-use crate::fuse::xattr_ops::{ORIGIN_ATTRIBUTE, OWN_PREFIX, STORE_ATTRIBUTE};
+use crate::fuse::xattr_ops::{HEAD_ATTRIBUTE, ORIGIN_ATTRIBUTE, OWN_PREFIX, STORE_ATTRIBUTE};
 use crate::sys;
 use crate::types::{FileKind, Name, NodeId};
 
@@ -165,11 +165,12 @@ impl Server {
         reply: ReplyXattr,
     ) {
         let name = name.as_bytes().to_vec();
-        let store = self.store_path.clone();
+        let (store, head) = (self.store_path.clone(), self.head.clone());
         let answer = move |fs: &Fs| {
             let id = NodeId(call.node);
             let value = match &name[..] {
                 STORE_ATTRIBUTE => Ok(store),
+                HEAD_ATTRIBUTE => Ok(head),
                 ORIGIN_ATTRIBUTE => fs.origin(id).map(|origin| origin.to_string().into_bytes()),
                 other if other.starts_with(OWN_PREFIX) => Err(FsError::NoAttribute),
                 other => fs.getxattr(id, other),

@@ -1,8 +1,8 @@
 //! Serves requests for extended attributes.
 //!
-//! Two attributes are computed: `user.jailfs.store` names the store of a mount, and
-//! `user.jailfs.origin` tells which program last changed a file. They are not listed and cannot be
-//! set.
+//! Three attributes are computed: `user.jailfs.store` and `user.jailfs.head` name the store and the
+//! head of a mount, and `user.jailfs.origin` tells which layer last changed a file. They are not
+//! listed and cannot be set.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -18,6 +18,8 @@ use crate::fuse::translate::node;
 
 /// Names the store of a mount.
 pub(super) const STORE_ATTRIBUTE: &[u8] = b"user.jailfs.store";
+/// Names the head of a mount.
+pub(super) const HEAD_ATTRIBUTE: &[u8] = b"user.jailfs.head";
 /// Tells which program last changed a file.
 pub(super) const ORIGIN_ATTRIBUTE: &[u8] = b"user.jailfs.origin";
 /// The prefix of our own attributes.
@@ -79,6 +81,8 @@ impl Server {
         let name = name.as_bytes();
         let result = if name == STORE_ATTRIBUTE {
             Ok(self.store_path.clone())
+        } else if name == HEAD_ATTRIBUTE {
+            Ok(self.head.clone())
         } else if name.starts_with(OWN_PREFIX) {
             Err(FsError::NoAttribute)
         } else {

@@ -318,6 +318,11 @@ impl Sandbox {
         self.fs().sync().attempt(|| "sync the store")
     }
 
+    /// Reverts a part of [`Sandbox::set_view`], if the mount could not be made.
+    pub fn set_unmounted(&self) {
+        *self.mount_point.lock() = None;
+    }
+
     /// Ends the comparisons in progress with an error, because no client waits for them any more. A
     /// comparison first finishes its current file.
     pub fn interrupt(&self) {

@@ -246,7 +246,7 @@ impl Raw {
         let root = open(&mnt, OFlag::O_PATH | OFlag::O_CLOEXEC, Mode::empty())
             .expect("open the mount point");
         let handed = Handed { device, root, dev: 0, all_users: true };
-        raw.mounted = Some(adopt(fs, handed, &mnt, &store).expect("begin to serve"));
+        raw.mounted = Some(adopt(fs, handed, &mnt, &store, "main").expect("begin to serve"));
         let answer = raw.receive(PATIENCE).expect("an answer to INIT");
         assert_eq!((answer.unique, answer.errno), (init, 0));
         raw

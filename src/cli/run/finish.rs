@@ -127,7 +127,7 @@ impl Sandboxed {
     }
 
     /// Restores the tree first, whatever the command did to it. Then lists the discarded changes,
-    /// if they can be listed, and drops the checkpoints, names and holds of the command.
+    /// if they can be listed, and drops the checkpoints, names, holds and forks of the command.
     fn discard(&self, is_listed: bool) -> Result<()> {
         let before = self.sandbox.reset_to(&self.start)?;
         let listed = self
@@ -138,7 +138,7 @@ impl Sandboxed {
             out::note(&format!("discarded; the changes cannot be listed: {error}"));
         }
         drop(before);
-        self.sandbox.rewind_to(&self.savepoint)
+        self.rewind()
     }
 }
 

@@ -23,7 +23,7 @@ use super::mount::directory;
 use super::target::wrong_answer;
 use super::{Global, format, options, out, protected, store_path};
 use crate::daemon;
-use crate::daemon::{Choice, Snapdir};
+use crate::daemon::{Choice, MadeForks, Snapdir};
 use crate::error::{Attempt, Error, Kind, Result};
 use crate::run::{End, Program, Spec, block_signals, unblock_signals};
 use crate::sandbox::{Consent, Reply, Request, Rev};
@@ -133,7 +133,9 @@ impl Run {
         // Before any thread starts: see `crate::run`.
         block_signals()?;
         daemon::exit_on_panic();
-        let sandbox = Sandbox::create_or_open(&base, &store, &StoreOptions::default())?;
+        let head = store_path::head_in(&store, global.head.as_deref())?;
+        let options = StoreOptions::default();
+        let sandbox = Sandbox::create_or_open_head(&base, &store, &options, &head)?;
         sandbox.set_protected(protected::protected()?);
         let spec = self.confine.spec(global, &base, &store)?;
         let consent = Consent { protected: self.protected, privileges: self.privileges };
@@ -190,7 +192,7 @@ impl Run {
                 other => format!("failed ({})", other.code()),
             };
             sandboxed.roll_back()?;
-            sandboxed.sandbox.rewind_to(&sandboxed.savepoint)?;
+            sandboxed.rewind()?;
             out::note(&format!(
                 "attempt {attempt} of {} {how}, and was rolled back",
                 self.attempts
@@ -225,13 +227,13 @@ fn base_and_store(global: &Global) -> Result<(PathBuf, PathBuf)> {
     let base = directory(&dir)?;
     let named = global.store.as_ref().map(|store| global.at(store)).transpose()?;
     if named.is_none()
-        && let Within::Mount { store } = host::within(&base)?
+        && let Within::Mount(place) = host::within(&base)?
     {
         let attempt = format!("run a command in a sandbox of '{}'", base.display());
         return Err(Error::new(
             Kind::InUse,
             attempt,
-            format!("it lies in the sandbox of '{}'", store.display()),
+            format!("it lies in the sandbox of '{}'", place.store.display()),
         )
         .hint(
             "run the command without 'jailfs run', or name another store with --store DIR \
@@ -253,6 +255,8 @@ struct Sandboxed {
     savepoint: Savepoint,
     /// The dangers that the caller of an apply accepts.
     consent: Consent,
+    /// The forks that the command has made.
+    forked: MadeForks,
 }
 
 impl Sandboxed {
@@ -276,10 +280,20 @@ impl Sandboxed {
                 savepoint: sandbox.savepoint(),
                 sandbox,
                 consent,
+                forked: MadeForks::default(),
             });
         }
         let start = status.checkpoint.map_or(Rev::Base, |checkpoint| Rev::Id(checkpoint.id));
-        Ok(Sandboxed { start, savepoint: sandbox.savepoint(), sandbox, consent })
+        let (savepoint, forked) = (sandbox.savepoint(), MadeForks::default());
+        Ok(Sandboxed { start, savepoint, sandbox, consent, forked })
+    }
+
+    /// Drops the checkpoints, names, holds and forks of the command.
+    fn rewind(&self) -> Result<()> {
+        for name in std::mem::take(&mut *self.forked.lock()) {
+            self.sandbox.handle(Request::DropFork { name })?;
+        }
+        self.sandbox.rewind_to(&self.savepoint)
     }
 
     /// Restores the tree to its state before the command.

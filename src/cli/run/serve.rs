@@ -10,7 +10,7 @@ use super::{Run, Sandboxed};
 use crate::cli::target::wrong_answer;
 use crate::cli::{format, host, out};
 use crate::control::Listener;
-use crate::daemon::Serving;
+use crate::daemon::{Access, Serving};
 use crate::error::{Attempt, Error, Kind, Result};
 use crate::run::{Group, NotStarted, Share, Spec, Started, Waited, hidden_inside};
 
@@ -38,7 +38,7 @@ impl Sandboxed {
                     handed,
                     base,
                     &run.choice(),
-                    gate,
+                    self.access(),
                 )?;
                 run_served(started, serving, run)
             }
@@ -52,6 +52,12 @@ impl Sandboxed {
                     .map_err(|other| mount_error(&error, other))
             }
         }
+    }
+
+    /// What the command and other clients may ask for while it runs.
+    fn access(&self) -> Access {
+        let (head, forked) = (self.sandbox.head_name().to_owned(), Arc::clone(&self.forked));
+        Access::OfRun { gate, head, forked }
     }
 
     /// Without namespaces: serves the tree at a mount of its own, which all processes of this user
@@ -72,7 +78,8 @@ impl Sandboxed {
             std::fs::create_dir_all(dir).attempt(|| format!("create '{}'", dir.display()))?;
         }
         let point = host::resolve(&point)?;
-        let serving = Serving::start(Arc::clone(&self.sandbox), &point, &run.choice(), gate)?;
+        let sandbox = Arc::clone(&self.sandbox);
+        let serving = Serving::start(sandbox, &point, &run.choice(), self.access())?;
         let spec = Spec { elsewhere: Some((point.into(), scratch.into())), ..spec.clone() };
         match run.program(&spec, attempt).start(spec, |process| group.join(process)) {
             Ok((started, _)) => run_served(started, serving, run),
@@ -83,7 +90,6 @@ impl Sandboxed {
 
 /// Runs a command whose tree is served, until its last process has ended.
 fn run_served(mut started: Started, serving: Serving, run: &Run) -> Result<(Outcome, bool)> {
-    serving.guard();
     let walls = started.served(Arc::new(|text| out::note(&format::one_line(text))))?;
     out::note(&walls.line());
     let outcome = match started.run()? {
@@ -107,7 +113,7 @@ fn run_served(mut started: Started, serving: Serving, run: &Run) -> Result<(Outc
         let left = format::one_line(&left.join(", "));
         out::note(&format!("processes remain in the sandbox and are ended: {left}"));
     }
-    drop(serving.into_sandbox());
+    serving.close();
     Ok((outcome?, interrupted))
 }
 

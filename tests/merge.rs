@@ -4,7 +4,7 @@
     clippy::unwrap_used,
     clippy::panic,
     clippy::indexing_slicing,
-    clippy::disallowed_methods,
+    clippy::print_stderr,
     reason = "a failure is what a test is for"
 )]
 

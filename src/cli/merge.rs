@@ -22,8 +22,9 @@ use crate::sandbox::{MergeTerms, Merged, Reply, Request};
 #[derive(Args)]
 pub(super) struct Merge {
     /// The head to merge; 'jailfs forks' lists them
+    // Not `head`: that is the id of the global option.
     #[arg(value_name = "NAME")]
-    head: String,
+    other: String,
     /// Only these files and directories
     #[arg(value_name = "PATH")]
     paths: Vec<PathBuf>,
@@ -54,7 +55,7 @@ impl Merge {
     pub(super) fn run(&self, global: &Global) -> Result<u8> {
         let mut target = Target::find(global)?;
         let terms = MergeTerms {
-            head: self.head.clone(),
+            head: self.other.clone(),
             paths: target.paths(&self.paths)?,
             dry_run: self.dry_run,
             markers: self.markers,
@@ -117,7 +118,7 @@ impl Merge {
     fn conflict(&self, merged: &Merged) -> Error {
         let paths = format::paths(merged.conflict_count);
         let reason = format!("both heads changed {paths} differently; nothing is changed");
-        Error::new(Kind::Conflict, format!("merge '{}'", self.head), reason).hint(
+        Error::new(Kind::Conflict, format!("merge '{}'", self.other), reason).hint(
             "decide with --ours PATH or --theirs PATH, or write conflicts of text into the files \
              with --markers",
         )

@@ -115,6 +115,10 @@ impl<'a> Three<'a> {
             of_node: HashMap::new(),
             diffs: RefCell::default(),
         };
+        let views = [base, three.ours.view, three.theirs.view];
+        let touched = three.ours.touched.iter().chain(&three.theirs.touched);
+        let unseen = touched.filter(|ino| views.iter().any(|view| view.has_unseen_names(**ino)));
+        places.note_links(base.state.lower.names_of(&unseen.copied().collect())?);
         // What is found of a directory lets the names in it be compared.
         loop {
             while three.ours.find_replaced(base)? | three.theirs.find_replaced(base)? {}

@@ -5,7 +5,7 @@
 //! same epoch of the base, so they share the paths.
 
 use std::cell::RefCell;
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
 use crate::error::{FsError, FsResult};
 use crate::fs::{Found, State};
@@ -17,25 +17,39 @@ pub(super) type Slot = (Ino, Name);
 
 /// The base paths of nodes that were met so far.
 #[derive(Default)]
-pub(super) struct Places(RefCell<HashMap<Ino, TreePath>>);
+pub(super) struct Places {
+    known: RefCell<HashMap<Ino, TreePath>>,
+    /// All base paths of files of which a tree mentions only other names.
+    links: RefCell<BTreeMap<TreePath, Ino>>,
+}
 
 impl Places {
     /// Notes with which base path a directory of a tree merges.
     pub(super) fn note_dir(&self, tree: &Tree, ino: Ino) {
         if let Some(Body::Dir { base: Some(path) }) = tree.node(ino).map(|node| &node.body) {
-            self.0.borrow_mut().insert(ino, path.clone());
+            self.known.borrow_mut().insert(ino, path.clone());
         }
     }
 
+    /// Notes all base paths of some files.
+    pub(super) fn note_links(&self, links: BTreeMap<TreePath, Ino>) {
+        self.links.borrow_mut().extend(links);
+    }
+
+    fn links_of(&self, ino: Ino) -> Vec<TreePath> {
+        let links = self.links.borrow();
+        links.iter().filter(|(_, of)| **of == ino).map(|(path, _)| path.clone()).collect()
+    }
+
     pub(super) fn note(&self, ino: Ino, path: &TreePath) {
-        self.0.borrow_mut().insert(ino, path.clone());
+        self.known.borrow_mut().insert(ino, path.clone());
     }
 
     pub(super) fn of(&self, ino: Ino) -> Option<TreePath> {
         if ino == Ino::ROOT {
             return Some(TreePath::root());
         }
-        self.0.borrow().get(&ino).cloned()
+        self.known.borrow().get(&ino).cloned()
     }
 }
 
@@ -146,13 +160,9 @@ impl View<'_> {
             Found::Upper(..) => {
                 let tree = &self.state.tree;
                 paths.extend(tree.links(ino).filter_map(|(dir, name)| tree.path_in(dir, name)));
-                // A hard link may have only a name in the base.
-                if let Some((above, name)) = self.places.of(ino).and_then(|path| path.split())
-                    && paths.is_empty()
-                    && let Some((dir, _)) = self.state.lower.lookup(&above)?
-                    && let Some(dir) = self.dir_path(dir)?
-                {
-                    paths.push(dir.join(&name));
+                for path in self.places.links_of(ino) {
+                    let shown = self.shown_at(&path, ino)?.filter(|path| !paths.contains(path));
+                    paths.extend(shown);
                 }
             }
             Found::Base(_, path, _) => match path.split() {
@@ -167,5 +177,25 @@ impl View<'_> {
             Found::Nothing(_) => {}
         }
         Ok(paths)
+    }
+
+    /// The path at which the state shows a node that the base has at `path`; none if it does not.
+    fn shown_at(&self, path: &TreePath, ino: Ino) -> FsResult<Option<TreePath>> {
+        let Some((above, name)) = path.split() else { return Ok(None) };
+        let Some((dir, _)) = self.state.lower.lookup(&above)? else { return Ok(None) };
+        self.places.note(dir, &above);
+        if self.at(&(dir, name.clone()))?.ino() != Some(ino) {
+            return Ok(None);
+        }
+        Ok(self.dir_path(dir)?.map(|dir| dir.join(&name)))
+    }
+
+    /// Whether the tree mentions only other names of a file than the base has.
+    pub(super) fn has_unseen_names(&self, ino: Ino) -> bool {
+        let tree = &self.state.tree;
+        tree.node(ino).is_some_and(|node| {
+            node.kind() != FileKind::Dir
+                && node.meta.nlink as usize > tree.links_of(ino, node).count()
+        })
     }
 }

@@ -90,6 +90,25 @@ fn text(status: &Data, head: Option<&str>) -> Vec<String> {
         0 => "applied     never".to_owned(),
         epoch => format!("applied     {}", format::times(epoch.into())),
     });
+    all.append(&mut failures(status));
+    if status.refused_count > 0 {
+        let times = format::times(status.refused_count);
+        all.push(format!("what leads out was refused {times}, the last:"));
+        all.extend(status.refusals.iter().map(refusal));
+    }
+    if !status.base_problems.is_empty() {
+        all.push("problems with the base:".to_owned());
+        let problems = status.base_problems.iter();
+        all.extend(
+            problems.map(|(path, reason)| format!("  {path}: {}", format::one_line(reason))),
+        );
+    }
+    all
+}
+
+/// The lines about conflicts to resolve, a failed sync and an unfinished rollback.
+fn failures(status: &Data) -> Vec<String> {
+    let mut all = Vec::new();
     if !status.unresolved.is_empty() {
         all.push("conflicts of a merge to resolve:".to_owned());
         all.extend(status.unresolved.iter().map(|path| format!("  {path}")));
@@ -118,18 +137,6 @@ fn text(status: &Data, head: Option<&str>) -> Vec<String> {
         );
         all.extend(
             rollback.iter().map(|(path, reason)| format!("  {path}: {}", format::one_line(reason))),
-        );
-    }
-    if status.refused_count > 0 {
-        let times = format::times(status.refused_count);
-        all.push(format!("what leads out was refused {times}, the last:"));
-        all.extend(status.refusals.iter().map(refusal));
-    }
-    if !status.base_problems.is_empty() {
-        all.push("problems with the base:".to_owned());
-        let problems = status.base_problems.iter();
-        all.extend(
-            problems.map(|(path, reason)| format!("  {path}: {}", format::one_line(reason))),
         );
     }
     all

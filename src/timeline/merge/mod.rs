@@ -87,8 +87,8 @@ pub(in crate::timeline) fn with_plan<T>(
     })
 }
 
-/// Whether a file still has conflict markers. False for a path that is no file, and for a file that is
-/// too large to have been merged by lines.
+/// Whether a file still has conflict markers. False for a path that is no file, and for a file that
+/// is too large to have been merged by lines.
 ///
 /// # Errors
 /// Those of reading the file.

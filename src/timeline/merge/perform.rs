@@ -36,7 +36,8 @@ pub struct MergeOutcome {
     pub before: Option<LayerId>,
     /// The operation that led to the state before; none if the log does not have it any more.
     pub undo: Option<u64>,
-    /// Mount points inside the mount that the kernel detached, because their directory did not stay.
+    /// Mount points inside the mount that the kernel detached, because their directory did not
+    /// stay.
     pub detached: Vec<TreePath>,
 }
 
@@ -217,8 +218,8 @@ fn with_edits(state: &State, edits: &[Edit]) -> FsResult<State> {
     Ok(state)
 }
 
-/// Whether edits are about nodes or names that programs changed meanwhile. A directory is touched by
-/// any change of a name in it.
+/// Whether edits are about nodes or names that programs changed meanwhile. A directory is touched
+/// by any change of a name in it.
 fn touches(late: &TreeDiff, edits: &[Edit]) -> bool {
     let is_late = |ino: &Ino| late.nodes.contains(ino) || late.contents.contains(ino);
     !late.is_empty()

@@ -80,7 +80,7 @@ impl Timeline {
     ///
     /// # Errors
     /// A failure of the store.
-    pub fn seal_present(&self, why: &str) -> Result<Target> {
+    pub fn seal_for_other(&self, why: &str) -> Result<Target> {
         let _operation = self.lock_operation();
         let (layer, epoch) = self.sealed_now(why)?;
         Ok(Target { layer: Some(layer), epoch })

@@ -6,11 +6,11 @@
 //! ```
 //!
 //! Every step is a shell command that changes the repository; it runs in a mount over a private
-//! directory, so the repository itself stays as it is. A step after which the tests fail is taken
-//! back, in place. What remains is shown at the end, and written into the repository only if
-//! `JAILFS_APPLY=1`.
+//! directory, so the repository itself stays as it is. If the tests fail after
+//! a step, the checkpoint before it is restored in place. The diff that remains is printed at the
+//! end. It is written into the repository only if `JAILFS_APPLY=1`.
 
-#![expect(clippy::print_stdout, reason = "an example talks to whoever tries it")]
+#![expect(clippy::print_stdout, reason = "an example prints its result")]
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
@@ -67,7 +67,7 @@ fn mount(sandbox: &Arc<Sandbox>, store: &Path, mount_point: &Path) -> Result<Mou
     Ok(mounted)
 }
 
-/// One step: it stays if the tests pass after it, else the tree is again what it was before.
+/// One step. If the tests fail after it, the tree is restored.
 fn attempt_step(sandbox: &Sandbox, mount_point: &Path, test: &str, step: &str) -> Result<()> {
     let Reply::Checkpoint(before) =
         sandbox.handle(Request::Checkpoint { name: None, message: format!("before: {step}") })?
@@ -85,7 +85,7 @@ fn attempt_step(sandbox: &Sandbox, mount_point: &Path, test: &str, step: &str) -
         paths: Vec::new(),
         dry_run: false,
     })?;
-    println!("red     {step}   (taken back to checkpoint {})", before.id);
+    println!("red     {step}   (restored checkpoint {})", before.id);
     Ok(())
 }
 

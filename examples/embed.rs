@@ -4,9 +4,9 @@
 //! cargo run --example embed -- DIRECTORY
 //! ```
 //!
-//! The directory stays as it is; the store is thrown away.
+//! The directory stays as it is; the store is deleted.
 
-#![expect(clippy::print_stdout, reason = "an example talks to whoever tries it")]
+#![expect(clippy::print_stdout, reason = "an example prints its result")]
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -55,8 +55,7 @@ fn tour(base: &Path) -> Result<()> {
         paths: Vec::new(),
         dry_run: false,
     })?;
-    // The id from before the restore is that of the content that was cut off; a lookup gives the
-    // restored file's.
+    // The old id names an orphan after the restore. A lookup gives the id of the restored file.
     let restored = fs.lookup(NodeId::ROOT, &name).attempt(|| "look the file up")?;
     let bytes =
         fs.read(restored.id, 0, 100).and_then(|plan| plan.read(false)).attempt(|| "read")?;

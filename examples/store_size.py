@@ -359,7 +359,7 @@ def main():
     parser.add_argument("--small", action="store_true")
     parser.add_argument("--without-git", action="store_true")
     parser.add_argument("--dir", help="where the stores are made")
-    told = parser.parse_args()
+    options = parser.parse_args()
     row = "{:<9} {:>5} {:>9} {:>9} {:>9} {:>6} {:>9} {:>9} | {:>17} {:>17} {:>17} {:>6}"
     print(
         "sizes in MiB; times of a step in ms: median, mean; "
@@ -383,10 +383,10 @@ def main():
         )
     )
     for kind in SCENARIOS:
-        if told.only and kind.name not in told.only:
+        if options.only and kind.name not in options.only:
             continue
-        with tempfile.TemporaryDirectory(dir=told.dir, ignore_cleanup_errors=True) as place:
-            found = measure(kind, told.jailfs, place, told.small, not told.without_git)
+        with tempfile.TemporaryDirectory(dir=options.dir, ignore_cleanup_errors=True) as place:
+            found = measure(kind, options.jailfs, place, options.small, not options.without_git)
         mib = lambda number: f"{number / (1 << 20):.2f}"
         spent = lambda label: (
             "{:.0f}, {:.0f}".format(

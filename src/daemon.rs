@@ -51,8 +51,8 @@ pub const VERB: &str = "__daemon";
 /// The maximum length of a report, in bytes.
 const MAX_REPORT: u64 = 1 << 20;
 
-/// Serves `plan` in this process until its last mount ends. Calls `ready` when it is mounted. Call it
-/// before any thread starts.
+/// Serves `plan` in this process until its last mount ends. Calls `ready` when it is mounted. Call
+/// it before any thread starts.
 ///
 /// # Errors
 /// The store cannot be opened, or the mount cannot be made.

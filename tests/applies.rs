@@ -5,7 +5,7 @@
     clippy::unwrap_used,
     clippy::expect_used,
     clippy::panic,
-    reason = "a failure is what a test is for"
+    reason = "a test fails by panicking"
 )]
 
 use std::collections::BTreeSet;
@@ -304,7 +304,7 @@ fn a_change_of_the_base_is_a_conflict_also_after_a_partial_apply() {
     place.somebody_appends("dir/f");
     assert_eq!(place.apply(&[]).unwrap(), ["dir/f"]);
     assert_eq!(place.apply(&["y"]).unwrap(), Vec::<String>::new());
-    assert_eq!(place.apply(&[]).unwrap(), ["dir/f"], "it is one still");
+    assert_eq!(place.apply(&[]).unwrap(), ["dir/f"], "it is still one node");
     assert_eq!(place.in_base("dir/f").as_deref(), Some("base theirs"));
 }
 
@@ -419,8 +419,11 @@ fn an_apply_that_failed_before_it_began_is_not_rolled_back_after_a_later_one() {
             place.check(&rules);
         }
         assert!(failed >= 5, "{failed} syncs failed");
-        let is_told_apart = if also.is_empty() { went_on >= 2 } else { refused >= 2 };
-        assert!(is_told_apart, "{also}: of {failed}, {went_on} went on and {refused} were refused");
+        let is_distinguished = if also.is_empty() { went_on >= 2 } else { refused >= 2 };
+        assert!(
+            is_distinguished,
+            "{also}: of {failed} syncs, {went_on} were ignored and {refused} reported"
+        );
     }
 }
 
@@ -489,7 +492,7 @@ fn with_a_full_disk(
 ) {
     for what in FULL {
         for at in 1.. {
-            assert!(at < 100, "{what}: there is no end to it");
+            assert!(at < 100, "{what}: the operation never ends");
             let place = prepare();
             let steps = place.dir.path().join("steps");
             let rules = format!("log:{},fail:{what}:{at}:ENOSPC", steps.display());
@@ -589,7 +592,7 @@ fn an_apply_does_not_write_to_hard_links_outside_of_the_base() {
                 (place.in_base(path).as_deref(), place.get(path).as_deref()),
                 (Some("mine"), Some("mine"))
             );
-            assert_eq!(number(path), number("b"), "they are still names of one file");
+            assert_eq!(number(path), number("b"), "all names still lead to one file");
         }
         place.ask(Request::Apply {
             paths: Vec::new(),
@@ -700,7 +703,7 @@ fn cut_off(make: impl Fn() -> Place, is_reached: impl Fn(&Place) -> bool) -> Pla
             return place;
         }
     }
-    panic!("an apply takes no such step")
+    panic!("an apply has no such failpoint")
 }
 
 #[test]
@@ -726,7 +729,7 @@ fn files_put_into_a_directory_of_an_interrupted_apply_stay() {
     assert_eq!(place.in_base("new/theirs").as_deref(), Some("theirs"));
     assert_eq!(place.in_base("file/deep/er/theirs").as_deref(), Some("theirs"));
     assert!(!place.base("new/below").exists());
-    place.check("taken back");
+    place.check("rolled back");
 }
 
 #[test]
@@ -750,7 +753,7 @@ fn a_file_removed_while_an_apply_was_interrupted_is_missing_and_nothing_else() {
             assert_eq!(place.in_base("other").as_deref(), Some("other"));
             assert_eq!(place.get("other").as_deref(), Some("new"));
         }
-        place.check("taken back");
+        place.check("rolled back");
         let Reply::Applied(applied) = place.ask(Request::Apply {
             paths: Vec::new(),
             dry_run: false,

@@ -8,7 +8,7 @@
     clippy::panic,
     clippy::print_stderr,
     clippy::disallowed_methods,
-    reason = "a failure is what a test is for"
+    reason = "a test fails by panicking"
 )]
 
 #[path = "attack/apply.rs"]

@@ -10,7 +10,7 @@
     clippy::indexing_slicing,
     clippy::panic,
     clippy::print_stderr,
-    reason = "a failure is what a test is for, and what is left behind must be said"
+    reason = "a test fails by panicking, and leftovers must be printed"
 )]
 
 #[path = "cli/apply.rs"]

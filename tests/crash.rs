@@ -6,10 +6,10 @@
     clippy::panic,
     clippy::indexing_slicing,
     clippy::print_stderr,
-    reason = "a failure is what a test is for, and the figures are worth a line"
+    reason = "a test fails by panicking, and prints its figures"
 )]
 
-#[expect(dead_code, reason = "other tests need more of it")]
+#[expect(dead_code, reason = "other tests use the rest of it")]
 #[path = "common/live.rs"]
 mod harness;
 #[path = "common/host.rs"]
@@ -42,7 +42,7 @@ const WORK: [&str; 4] = [
      touch -d 2001-01-01 src/f6",
 ];
 
-/// Tries only one in so many failing calls; `JAILFS_CRASH_STRIDE=1` tries all.
+/// Tries only one in so many failing calls, and every other kill; `JAILFS_CRASH_STRIDE=1` tries all.
 fn stride() -> usize {
     std::env::var("JAILFS_CRASH_STRIDE").map_or(4, |stride| stride.parse().unwrap())
 }
@@ -92,7 +92,7 @@ fn at_every_step_of(live: &Live, words: &[&str]) {
     let after = states(&copied);
     let mut steps = u32::MAX;
     for action in ["kill:any:#", "fail:any:#:EIO", "fail:any:#+:ENOSPC"] {
-        let stride = if action.starts_with("kill") { 1 } else { stride() };
+        let stride = if action.starts_with("kill") { stride().min(2) } else { stride() };
         for step in (1..=steps).step_by(stride) {
             let rule = action.replace('#', &step.to_string());
             copy(&live.store, &copied);
@@ -104,17 +104,20 @@ fn at_every_step_of(live: &Live, words: &[&str]) {
             check(&copied, &format!("{when}, opened"));
             assert!(
                 found["@"] == before["@"] || found["@"] == after["@"],
-                "{when}: the tree is neither"
+                "{when}: the tree is neither the old nor the new one"
             );
             for (id, state) in found.iter().filter(|(id, _)| *id != "@") {
                 let was = before.get(id).or(after.get(id));
-                assert!(was.is_some_and(|was| was == state), "{when}: checkpoint {id} is another");
+                assert!(
+                    was.is_some_and(|was| was == state),
+                    "{when}: checkpoint {id} has other content"
+                );
             }
             for id in before.keys().filter(|id| after.contains_key(*id)) {
                 assert!(found.contains_key(id), "{when}: checkpoint {id} is gone");
             }
             if output.status.success() {
-                assert!(found == after, "{when}: it says that it is done, and is not");
+                assert!(found == after, "{when}: it reports success, and did nothing");
             }
             if words.first() == Some(&"gc") && action.starts_with("kill") {
                 let again = jailfs(&copied, words, "");
@@ -126,11 +129,12 @@ fn at_every_step_of(live: &Live, words: &[&str]) {
                 steps = step;
                 break;
             }
-            assert!(step < 400, "{when}: there is no end to it");
+            assert!(step < 400, "{when}: the operation never ends");
         }
     }
     eprintln!(
-        "{words:?}: {steps} steps, each with SIGKILL, one in {} with EIO and a full disk",
+        "{words:?}: {steps} steps, one in {} with SIGKILL, one in {} with EIO and a full disk",
+        stride().min(2),
         stride()
     );
 }
@@ -257,7 +261,7 @@ fn a_truncated_file_is_reported_or_has_an_earlier_end() {
     let top = top.trim();
     let every: usize =
         std::env::var("JAILFS_CUT_STRIDE").map_or(211, |stride| stride.parse().unwrap());
-    let (mut cuts, mut told) = (0, 0);
+    let (mut cuts, mut reported) = (0, 0);
     let mut seen = std::collections::BTreeSet::new();
     for file in files.lines() {
         let path = live.store.join(file);
@@ -278,7 +282,7 @@ fn a_truncated_file_is_reported_or_has_an_earlier_end() {
                 Err(error) => {
                     assert!(
                         problems > 0,
-                        "{when}: it cannot be opened, and the check finds nothing: {error}"
+                        "{when}: the store cannot be opened, and the check finds nothing: {error}"
                     );
                     let named = error.to_string().contains(file.rsplit('/').next().unwrap());
                     assert!(named, "{when}: the error does not name the file: {error}");
@@ -297,28 +301,28 @@ fn a_truncated_file_is_reported_or_has_an_earlier_end() {
                             let same = found
                                 .iter()
                                 .all(|(id, state)| id == "@" || before.get(id) == Some(state));
-                            assert!(same, "{when}: a checkpoint is another");
+                            assert!(same, "{when}: a checkpoint has other content");
                             seen.insert(format!("{:?}", found["@"]));
                         }
                         // The last operations are lost, and no state changes.
                         Ok(found) => {
                             assert!(
                                 file == "identities" || file == "heads.log",
-                                "{when}: it is not told"
+                                "{when}: the check does not report it"
                             );
                             assert_eq!(found, before, "{when}");
                         }
                     }
                 }
             }
-            (cuts, told) = (cuts + 1, told + usize::from(problems > 0));
+            (cuts, reported) = (cuts + 1, reported + usize::from(problems > 0));
             // Opening the store may have changed more than this file.
             std::fs::write(&path, &whole).unwrap();
             copy(&live.outside().join("whole"), &live.store);
         }
     }
-    assert!(cuts > 50 && told > cuts / 3, "{told} of {cuts} were told");
-    eprintln!("{cuts} cuts, {told} told, {} states before the last", seen.len());
+    assert!(cuts > 50 && reported > cuts / 3, "{reported} of {cuts} were reported");
+    eprintln!("{cuts} cuts, {reported} reported, {} states before the last", seen.len());
 }
 
 /// A sealed layer whose journal was truncated must not pass for an earlier state. The store is
@@ -347,8 +351,8 @@ fn a_truncated_sealed_journal_is_refused_by_name() {
             let Err(error) = Sandbox::open(&live.store) else {
                 panic!("{journal} cut at {at} was opened")
             };
-            let told = format!("{error} {}", error.hint.as_deref().unwrap_or_default());
-            assert!(told.contains(journal), "{journal} cut at {at}: {told}");
+            let message = format!("{error} {}", error.hint.as_deref().unwrap_or_default());
+            assert!(message.contains(journal), "{journal} cut at {at}: {message}");
             copy(&whole, &live.store);
         }
         std::fs::write(&path, &bytes[..bytes.len() - 1]).unwrap();
@@ -383,7 +387,7 @@ fn a_flipped_bit_is_reported_or_harmless() {
     );
     let every: usize =
         std::env::var("JAILFS_FLIP_STRIDE").map_or(131, |stride| stride.parse().unwrap());
-    let (mut flips, mut told, mut at) = (0, 0, 0);
+    let (mut flips, mut reported, mut at) = (0, 0, 0);
     for file in files.lines().map(|file| live.store.join(file)) {
         let whole = std::fs::read(&file).unwrap();
         // All bytes of content are alike.
@@ -408,16 +412,16 @@ fn a_flipped_bit_is_reported_or_harmless() {
                 match std::panic::catch_unwind(|| states(&live.store)) {
                     Ok(found) => assert!(
                         found == before || problems > 0,
-                        "{when}: it is not told, and the states are others"
+                        "{when}: the check does not report it, and the states differ"
                     ),
                     Err(_) => {
                         assert!(
                             problems > 0,
-                            "{when}: it cannot be opened, and the check finds nothing"
+                            "{when}: the store cannot be opened, and the check finds nothing"
                         )
                     }
                 }
-                (flips, told) = (flips + 1, told + usize::from(problems > 0));
+                (flips, reported) = (flips + 1, reported + usize::from(problems > 0));
                 // Opening the store may have changed it: it cuts a torn tail off.
                 std::fs::write(&file, &whole).unwrap();
             }
@@ -425,8 +429,8 @@ fn a_flipped_bit_is_reported_or_harmless() {
         }
         at -= whole.len();
     }
-    assert!(flips > 100 && told * 10 > flips * 8, "{told} of {flips} were told");
-    eprintln!("{flips} bits flipped, {told} told, the others changed nothing");
+    assert!(flips > 100 && reported * 10 > flips * 8, "{reported} of {flips} were reported");
+    eprintln!("{flips} bits flipped, {reported} reported, the others changed nothing");
 }
 
 /// Interrupts a verb that writes the base at every failpoint. The next start rolls it back, and it
@@ -456,10 +460,10 @@ fn write_the_base_at_every_step(
             check(&live.store, &rule);
             let opened = jailfs(&live.store, &["status"], "");
             assert!(opened.status.success(), "{rule}: {opened:?}");
-            let told = String::from_utf8_lossy(&opened.stderr);
+            let message = String::from_utf8_lossy(&opened.stderr);
             assert!(
-                !told.contains("another program"),
-                "{rule}: no other program was there: {told}"
+                !message.contains("another program"),
+                "{rule}: no other program was there: {message}"
             );
             check(&live.store, &format!("{rule}, opened"));
             let left = shell(&live.base, "find . -name '.jailfs-*'");
@@ -467,7 +471,7 @@ fn write_the_base_at_every_step(
             let kept = states(&live.store);
             assert!(tree.keys().all(|id| kept.contains_key(id)), "{rule}: checkpoints are lost");
             if host(&live.base) != before {
-                assert!(is_done(&live), "{rule}: half of it");
+                assert!(is_done(&live), "{rule}: half of the apply is visible");
                 done += 1;
                 if output.status.success() && action.starts_with("kill") {
                     // It ran to its end: there are no more failpoints.
@@ -477,10 +481,14 @@ fn write_the_base_at_every_step(
                 (live, before, tree) = fresh();
                 continue;
             }
-            assert!(!output.status.success(), "{rule}: it says that it is done, and is not");
+            assert!(!output.status.success(), "{rule}: it reports success, and did nothing");
             assert!(kept.keys().eq(tree.keys()), "{rule}: there is another checkpoint");
-            assert_eq!(kept["@"].len(), tree["@"].len(), "{rule}: the tree is another");
-            assert!(step < 400, "{rule}: there is no end to it");
+            assert_eq!(
+                kept["@"].len(),
+                tree["@"].len(),
+                "{rule}: the tree is neither the old nor the new one"
+            );
+            assert!(step < 400, "{rule}: the operation never ends");
         }
         eprintln!("{words:?}: {action}: {step} steps, in {done} of them it was done all the same");
     }
@@ -542,18 +550,18 @@ fn changes_of_others_since_an_interrupted_apply_are_left_alone() {
         check(&live.store, &format!("step {step}"));
         assert_eq!(made, shell(&live.base, list), "step {step}: {opened:?}");
         // If the apply had begun, it says so.
-        let told = String::from_utf8_lossy(&opened.stderr);
-        if told.contains("was rolled back") {
+        let message = String::from_utf8_lossy(&opened.stderr);
+        if message.contains("was rolled back") {
             assert!(
-                told.contains("changed by another program") && told.contains("README"),
-                "{told}"
+                message.contains("changed by another program") && message.contains("README"),
+                "{message}"
             );
         }
         // It is a conflict for the next apply; unless the tree lies on the applied state, and then
         // it is a change of the base.
         let differs = jailfs(&live.store, &["diff", "base", "@"], "");
         let is_done = differs.status.success() && differs.stdout.is_empty();
-        assert!(!is_done || !told.contains("was rolled back"), "step {step}: {told}");
+        assert!(!is_done || !message.contains("was rolled back"), "step {step}: {message}");
         let again = jailfs(&live.store, &["apply"], "");
         assert_eq!(
             again.status.code(),

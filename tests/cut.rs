@@ -1,6 +1,6 @@
 //! Dropping a mount ends it at once, also for processes inside.
 
-#![expect(clippy::expect_used, reason = "a failure is what a test is for")]
+#![expect(clippy::expect_used, reason = "a test fails by panicking")]
 
 mod common;
 
@@ -43,8 +43,8 @@ fn nothing_changes_the_tree_after_its_mount_is_dropped() {
     };
     let at_the_end = size(&sandbox);
     assert!(OVER.contains(&busy.join().unwrap().unwrap()));
-    assert!(at_the_end >= 8 + written.load(Ordering::SeqCst), "what was acknowledged is there");
-    assert_eq!(size(&sandbox), at_the_end, "and nothing since");
+    assert!(at_the_end >= 8 + written.load(Ordering::SeqCst), "the acknowledged data is there");
+    assert_eq!(size(&sandbox), at_the_end, "and no later data");
     let write = held.write_all(b"late").unwrap_err().raw_os_error();
     assert!(OVER.contains(&write.unwrap()), "{write:?}");
     let unread = (&held).read(&mut [0; 1]).unwrap_err().raw_os_error();

@@ -14,7 +14,7 @@
     clippy::indexing_slicing,
     clippy::print_stderr,
     clippy::disallowed_methods,
-    reason = "a failure is what a test is for"
+    reason = "a test fails by panicking"
 )]
 
 #[path = "damage/cases.rs"]
@@ -79,12 +79,13 @@ fn try_all(cases: &[(Case, Option<Verdict>)]) -> Vec<String> {
                     let tried = || judge::judge(&WORLD, place.path(), case);
                     let judged = std::panic::catch_unwind(std::panic::AssertUnwindSafe(tried));
                     running.lock().unwrap().retain(|(other, _)| *other != case.to_string());
-                    match judged.unwrap_or_else(|_| Err("it panics".to_owned())) {
+                    match judged.unwrap_or_else(|_| Err("the check panics".to_owned())) {
                         Err(why) => wrong.lock().unwrap().push(format!("'{case}': {why}")),
                         Ok(verdict) => {
                             if wanted.is_some_and(|wanted| wanted != verdict) {
-                                let told = format!("'{case}' is {verdict:?}, and not {wanted:?}");
-                                wrong.lock().unwrap().push(told);
+                                let message =
+                                    format!("'{case}' is {verdict:?}, and not {wanted:?}");
+                                wrong.lock().unwrap().push(message);
                             }
                             eprintln!("'{case}' is {verdict:?}");
                             *counts.lock().unwrap().entry(verdict).or_default() += 1;

@@ -5,7 +5,7 @@
     clippy::panic,
     clippy::indexing_slicing,
     clippy::print_stderr,
-    reason = "a failure is what a test is for, and the figures are worth a line"
+    reason = "a test fails by panicking, and prints its figures"
 )]
 
 use std::collections::BTreeMap;
@@ -50,7 +50,7 @@ impl Random {
 type Files = BTreeMap<String, Vec<u8>>;
 
 /// The content of the edit history, by path and number; `None` if there was no file.
-type Past = BTreeMap<(String, u32), Option<Vec<u8>>>;
+type EditContents = BTreeMap<(String, u32), Option<Vec<u8>>>;
 
 struct Place {
     dir: tempfile::TempDir,
@@ -68,7 +68,7 @@ impl Place {
     /// Without an edit history, so that only states need space.
     fn open(&self) -> Work {
         let work = self.open_with_history(&self.store, &StoreOptions::default());
-        work.0.fs().set_edit_bounds(Bounds { versions: 0, ..Bounds::default() });
+        work.0.fs().set_edit_bounds(Bounds { edits: 0, ..Bounds::default() });
         work
     }
 
@@ -175,8 +175,8 @@ impl Work {
     }
 
     /// The former contents of files.
-    fn past(&self) -> Past {
-        let mut past = Past::new();
+    fn edit_contents(&self) -> EditContents {
+        let mut contents = EditContents::new();
         let fs = self.0.fs();
         for file in (0..6).map(|n| format!("f{n}")).chain([
             "g".to_owned(),
@@ -184,33 +184,33 @@ impl Work {
             "staged".to_owned(),
         ]) {
             let path = TreePath::parse(file.as_bytes()).unwrap();
-            for version in fs.history(&path) {
-                let content = fs.before_edit(&path, version.number);
+            for edit in fs.history(&path) {
+                let content = fs.before_edit(&path, edit.number);
                 let bytes = content.map(|(state, found)| state.read_all(&found).unwrap());
-                past.insert((file.clone(), version.number), bytes);
+                contents.insert((file.clone(), edit.number), bytes);
             }
         }
-        past
+        contents
     }
 
     /// Compares the rest of the edit history with the recorded contents.
     #[track_caller]
-    fn past_is_as(&self, before: &Past, told: &str) {
-        for ((file, number), bytes) in self.past() {
+    fn check_edit_contents(&self, before: &EditContents, context: &str) {
+        for ((file, number), bytes) in self.edit_contents() {
             let was = before.get(&(file.clone(), number));
-            assert!(was == Some(&bytes), "{told}: version {number} of {file} is another");
+            assert!(was == Some(&bytes), "{context}: edit {number} of {file} has other content");
         }
     }
 
     /// Restores every checkpoint, and goes back.
     #[track_caller]
-    fn holds(&self, checkpoints: &BTreeMap<String, Files>, told: &str) {
+    fn holds(&self, checkpoints: &BTreeMap<String, Files>, context: &str) {
         for (label, files) in checkpoints {
             self.restore(label);
             let found = self.files();
-            assert!(found.keys().eq(files.keys()), "{told}: {label} has other names");
+            assert!(found.keys().eq(files.keys()), "{context}: {label} has other names");
             for (file, bytes) in &found {
-                assert!(*bytes == files[file], "{told}: {file} of {label} is another");
+                assert!(*bytes == files[file], "{context}: {file} of {label} has other content");
             }
         }
     }
@@ -315,7 +315,7 @@ fn shared_content_stays_when_its_checkpoint_is_dropped() {
     assert!(place.pools() < 520_000);
     work.drop_checkpoint("one");
     work.gc(None);
-    assert!(place.pools() < 320_000, "what nobody needs is given back");
+    assert!(place.pools() < 320_000, "unneeded content is freed");
     assert!(work.get("f") == first);
     place.check();
     drop(work);
@@ -332,7 +332,7 @@ fn shared_content_stays_when_its_checkpoint_is_dropped() {
     work.checkpoint("four");
     work.drop_checkpoint("three");
     work.gc(None);
-    assert_eq!(place.pools(), 0, "what nobody leads to any more goes");
+    assert_eq!(place.pools(), 0, "unreferenced content is freed");
     place.check();
 }
 
@@ -371,19 +371,19 @@ fn the_edit_history_shares_content_and_its_space_is_freed() {
     work.put("g", b"short");
     work.checkpoint("two");
     // Before the history is compacted.
-    let past = work.past();
-    assert_eq!(past.values().flatten().map(Vec::len).sum::<usize>(), 700_000);
+    let contents = work.edit_contents();
+    assert_eq!(contents.values().flatten().map(Vec::len).sum::<usize>(), 700_000);
     work.0.compact().unwrap();
     let pools = place.pools();
     assert!(pools < 720_000, "{pools}");
-    work.past_is_as(&past, "shared");
+    work.check_edit_contents(&contents, "shared");
     // Files whose content is shared with an entry of the history only: it stays as long as they do.
     work.put("h", &second);
     work.checkpoint("three");
     work.0.compact().unwrap();
     assert!(place.pools() < pools + 2 * BLOCK, "{}", place.pools());
-    work.0.fs().set_edit_bounds(Bounds { versions: 0, ..Bounds::default() });
-    assert!(work.past().is_empty());
+    work.0.fs().set_edit_bounds(Bounds { edits: 0, ..Bounds::default() });
+    assert!(work.edit_contents().is_empty());
     work.0.fs().make_room(Need::Less);
     assert!(work.get("h") == second && work.get("f") == first);
     work.remove("h");
@@ -414,8 +414,8 @@ fn a_full_disk_frees_history_content_beside_shared_content() {
     work.0.compact().unwrap();
     let pools = place.pools();
     assert!((500_000..530_000).contains(&pools), "{pools}");
-    work.0.fs().set_edit_bounds(Bounds { versions: 0, ..Bounds::default() });
-    assert!(work.0.fs().make_room(Need::More), "there is something to give");
+    work.0.fs().set_edit_bounds(Bounds { edits: 0, ..Bounds::default() });
+    assert!(work.0.fs().make_room(Need::More), "there is content to free");
     assert!(place.pools() < 230_000, "{}", place.pools());
     assert!(work.get("f") == shared && work.get("h") == shared);
     drop(work);
@@ -473,9 +473,9 @@ fn random_work(seed: u64) {
                 all.insert(label, now.clone());
             }
             11 | 12 => {
-                let past = work.past();
+                let contents = work.edit_contents();
                 work.0.compact().unwrap();
-                work.past_is_as(&past, &format!("seed {seed}, step {step}, tidy"));
+                work.check_edit_contents(&contents, &format!("seed {seed}, step {step}, compact"));
             }
             13 => {
                 if let Some(label) = all.keys().nth(random.below(all.len() + 1)).cloned() {
@@ -489,21 +489,21 @@ fn random_work(seed: u64) {
                     all.remove(&label);
                 }
                 let keep = (random.below(4) == 0).then(|| random.below(5) as u64);
-                let past = work.past();
+                let contents = work.edit_contents();
                 for label in work.gc(keep) {
                     all.remove(&label);
                 }
-                work.past_is_as(&past, &format!("seed {seed}, step {step}, gc"));
+                work.check_edit_contents(&contents, &format!("seed {seed}, step {step}, gc"));
             }
             _ => {
-                let past = work.past();
+                let contents = work.edit_contents();
                 drop(work);
                 place.check();
                 if random.below(3) == 0 {
                     std::fs::remove_file(place.store.join("chunks")).unwrap_or_default();
                 }
                 work = place.open_with_history(&place.store, &options);
-                work.past_is_as(&past, &format!("seed {seed}, step {step}, restart"));
+                work.check_edit_contents(&contents, &format!("seed {seed}, step {step}, restart"));
             }
         }
         assert!(work.files() == now, "seed {seed}, step {step}");
@@ -534,11 +534,11 @@ fn at_every_step(place: &Place, all: &BTreeMap<String, Files>, verb: fn(&Work) -
     let mut steps = 300;
     for (onwards, stride) in [("+", 1), ("", 4)] {
         for step in (1..=steps).step_by(stride) {
-            assert!(step < 300, "there is no end to it");
+            assert!(step < 300, "the operation never ends");
             copy(&place.store, &copied);
             let rule = format!("fail:any:{step}{onwards}:EIO");
             let work = place.open_with_history(&copied, &StoreOptions::default());
-            let past = work.past();
+            let contents = work.edit_contents();
             let done = failpoint::with(&rule, || verb(&work));
             if onwards.is_empty() {
                 // After a failure it goes on, and must not free blocks that may be needed.
@@ -548,16 +548,16 @@ fn at_every_step(place: &Place, all: &BTreeMap<String, Files>, verb: fn(&Work) -
                     max_store: None,
                     dry_run: false,
                 }));
-                assert!(work.files() == all["last"], "{rule}, going on");
+                assert!(work.files() == all["last"], "{rule}, and later operations");
             }
             drop(work);
             let checked = Sandbox::check_store(&copied, true).unwrap();
             assert!(checked.problems.is_empty(), "{rule}: {:#?}", checked.problems);
             let work = place.open_with_history(&copied, &StoreOptions::default());
-            work.past_is_as(&past, &rule);
+            work.check_edit_contents(&contents, &rule);
             work.0.compact().unwrap();
             work.gc(None);
-            work.past_is_as(&past, &rule);
+            work.check_edit_contents(&contents, &rule);
             work.holds(all, &rule);
             drop(work);
             let checked = Sandbox::check_store(&copied, true).unwrap();

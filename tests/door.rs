@@ -1,12 +1,12 @@
-//! What programs see in a real mount: the FUSE server passes on what `fs` promises, and the kernel
-//! shows it as a local filesystem would.
+//! Tests real mounts: the FUSE server keeps the promises of `fs`, and programs see a filesystem
+//! that behaves like a local one.
 
 #![expect(
     clippy::unwrap_used,
     clippy::expect_used,
     clippy::disallowed_methods,
     unsafe_code,
-    reason = "a test may stop at whatever it does not expect, and touches files as programs do"
+    reason = "a test fails by panicking, and opens files as programs do"
 )]
 
 mod common;
@@ -270,7 +270,7 @@ fn a_directory_of_the_base_is_renamed_and_its_old_name_is_created_again() {
     fs::rename(bench.at("src"), bench.at("moved")).unwrap();
     assert_eq!(code(&fs::metadata(bench.at("src")).unwrap_err()), Errno::ENOENT);
     fs::create_dir_all(bench.at("src/deep")).unwrap();
-    assert!(names(bench.at("src/deep")).is_empty(), "nothing of the base shines through");
+    assert!(names(bench.at("src/deep")).is_empty(), "no base node is visible");
     write(bench.at("src/deep/f"), "mine");
     assert_eq!(read(bench.at("moved/deep/f")), b"base");
     write(bench.at("moved/deep/f"), "changed");
@@ -398,7 +398,7 @@ fn modes_and_owners_are_kept() {
     assert_eq!(
         (meta.uid(), meta.gid(), meta.mode()),
         (12, 34, 0o100_751),
-        "a new owner takes setuid away"
+        "a new owner clears setuid"
     );
     std::os::unix::fs::chown(bench.at("a"), None, Some(56)).unwrap();
     let meta = fs::metadata(bench.at("a")).unwrap();
@@ -432,7 +432,11 @@ fn the_kernel_checks_permissions_and_ordinary_writers_lose_setuid() {
     }
     fs::set_permissions(bench.at("open"), PermissionsExt::from_mode(0o6777)).unwrap();
     OpenOptions::new().write(true).open(bench.at("open")).unwrap().set_len(1).unwrap();
-    assert_eq!(fs::metadata(bench.at("open")).unwrap().mode() & 0o7777, 0o6777, "root keeps them");
+    assert_eq!(
+        fs::metadata(bench.at("open")).unwrap().mode() & 0o7777,
+        0o6777,
+        "root keeps the bits"
+    );
 }
 
 #[test]
@@ -469,10 +473,10 @@ fn times_are_kept_to_the_nanosecond_also_before_1970() {
 fn extended_attributes_are_kept_and_name_the_store() {
     let bench = Bench::over(|base| {
         write(base.join("a"), "x");
-        xattr::set(File::open(base.join("a")).unwrap(), b"user.base", b"from below").unwrap();
+        xattr::set(File::open(base.join("a")).unwrap(), b"user.base", b"from the base").unwrap();
     });
     let file = File::open(bench.at("a")).unwrap();
-    assert_eq!(xattr::get(&file, b"user.base").unwrap(), b"from below");
+    assert_eq!(xattr::get(&file, b"user.base").unwrap(), b"from the base");
     xattr::set(&file, b"user.mine", &[0xff; 3000]).unwrap();
     assert_eq!(xattr::get(&file, b"user.mine").unwrap(), [0xff; 3000]);
     let listed: BTreeSet<Vec<u8>> = xattr::list(&file).unwrap().into_iter().collect();
@@ -539,7 +543,7 @@ fn statting_listed_files_costs_few_requests() {
     // Each directory is read twice: the second answer is empty.
     let [lookups, listed, plain] = cost("find", &["-type", "f"], 400);
     assert!(lookups <= 1 && listed <= 60 && plain == 0, "names: {lookups} {listed} {plain}");
-    assert!(bench.fs.held_nodes() <= 21, "nobody looked at files");
+    assert!(bench.fs.held_nodes() <= 21, "no process looked at files");
     assert_eq!(cost("find", &["-type", "f"], 400)[0], 0);
     // The names are cached, so each file gets a request.
     assert_eq!(cost("find", &["-size", "-9"], 421)[0], 400);
@@ -1038,7 +1042,7 @@ fn a_switch_shows_another_state_in_place() {
     assert_eq!(
         jailfs::internals::sys::dir::entries(&standing).unwrap().len(),
         2,
-        "who stands in a kept directory goes on"
+        "a process in a kept directory works on"
     );
     assert_eq!(
         nix::fcntl::openat(&in_moved, "x", nix::fcntl::OFlag::O_CREAT, Mode::S_IRWXU).unwrap_err(),
@@ -1047,7 +1051,7 @@ fn a_switch_shows_another_state_in_place() {
     assert_eq!(
         (mapping.get(0), mapped.metadata().unwrap().nlink()),
         (b'M', 0),
-        "who holds the old content keeps it"
+        "a process that holds the old content keeps it"
     );
     mapping.set(0, b"again");
     mapped.sync_all().unwrap();
@@ -1067,7 +1071,7 @@ fn a_switch_shows_another_state_in_place() {
     assert_eq!(
         read(bench.at("changed")),
         b"second",
-        "mappings of renumbered files are brought home, too"
+        "mappings of renumbered files are flushed, too"
     );
 }
 
@@ -1088,8 +1092,8 @@ fn very_many_names_are_invalidated_at_once_but_never_below_a_mount() {
             assert!(!bench.at(&format!("d/{n}")).exists());
             File::create(bench.at(&format!("d/{n}"))).unwrap();
         }
-        let told = switch_to(&bench, emptied);
-        assert!(told.names.len() > 20_000);
+        let invalidations = switch_to(&bench, emptied);
+        assert!(invalidations.names.len() > 20_000);
         assert!(names(bench.at("d")).is_empty());
         assert!((0..MANY).all(|n| !bench.at(&format!("d/{n}")).exists()));
         assert_eq!(is_mounted(&inner), mount_inside);

@@ -6,7 +6,7 @@
     clippy::panic,
     clippy::disallowed_methods,
     clippy::indexing_slicing,
-    reason = "a failure is what a test is for"
+    reason = "a test fails by panicking"
 )]
 
 #[path = "edit_history/bounds.rs"]
@@ -19,7 +19,7 @@ mod check;
 mod edits;
 #[path = "edit_history/place.rs"]
 mod place;
-#[expect(dead_code, reason = "other tests need more of it")]
+#[expect(dead_code, reason = "other tests use the rest of it")]
 #[path = "model/rng.rs"]
 mod rng;
 #[path = "edit_history/safety.rs"]

@@ -13,10 +13,10 @@
     clippy::panic,
     clippy::indexing_slicing,
     clippy::print_stderr,
-    reason = "a failure is what a test is for"
+    reason = "a test fails by panicking"
 )]
 
-#[expect(dead_code, reason = "other tests need more of it")]
+#[expect(dead_code, reason = "other tests use the rest of it")]
 #[path = "common/live.rs"]
 mod harness;
 
@@ -82,7 +82,7 @@ fn small_checkpoints(live: &Live) {
     }
 }
 
-fn tidy(store: &Path) {
+fn compact_store(store: &Path) {
     Sandbox::open(store).unwrap().compact().unwrap();
 }
 
@@ -104,7 +104,7 @@ fn make_the_fixture_anew() {
     live.sh(SECOND);
     live.jailfs(&["checkpoint", "two", "-m", "a message"]);
     live.umount();
-    tidy(&live.store);
+    compact_store(&live.store);
     live.mount();
     live.restore("one");
     live.sh(THIRD);
@@ -115,7 +115,7 @@ fn make_the_fixture_anew() {
     live.checkpoint("four");
     small_checkpoints(&live);
     live.umount();
-    tidy(&live.store);
+    compact_store(&live.store);
     live.mount();
     live.sh(LAST);
     live.umount();
@@ -173,7 +173,7 @@ fn opens(format: u32) {
     live.jailfs(&["release", "two"]);
     live.jailfs(&["gc", "--operations", "0"]);
     live.umount();
-    tidy(&live.store);
+    compact_store(&live.store);
     let checked = Sandbox::check_store(&live.store, true).unwrap();
     assert!(checked.problems.is_empty(), "{:#?}", checked.problems);
     eprintln!(
@@ -187,7 +187,7 @@ fn every_format_has_its_fixture() {
     let mut live = Live::new("mkdir dir");
     small_checkpoints(&live);
     live.umount();
-    tidy(&live.store);
+    compact_store(&live.store);
     assert_eq!(Some(&format_of(&live.store)), FORMATS.last());
     for format in FORMATS {
         for part in ["tar.gz", "txt"] {

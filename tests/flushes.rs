@@ -12,13 +12,13 @@
     clippy::panic,
     clippy::indexing_slicing,
     clippy::print_stderr,
-    reason = "a failure is what a test is for, and the figures are worth a line"
+    reason = "a test fails by panicking, and prints its figures"
 )]
 
-#[expect(dead_code, reason = "other tests need more of it")]
+#[expect(dead_code, reason = "other tests use the rest of it")]
 #[path = "common/live.rs"]
 mod harness;
-#[expect(dead_code, reason = "other tests need more of it")]
+#[expect(dead_code, reason = "other tests use the rest of it")]
 #[path = "model/rng.rs"]
 mod rng;
 
@@ -152,10 +152,10 @@ impl Drop for Mounts {
 /// A promise, from some event on.
 struct Promise {
     events: usize,
-    what: What,
+    what: Promised,
 }
 
-enum What {
+enum Promised {
     /// A file has this content.
     File(String, Vec<u8>),
     /// A checkpoint exists, and this file in it has this content.
@@ -179,11 +179,11 @@ fn work(live: &Live, recorded: &Mutex<Recorded>) -> Vec<Promise> {
         let name = format!("kept{round}");
         std::fs::write(live.mnt.join(&name), &content).unwrap();
         live.sh(&format!("sync {name}"));
-        promise(What::File(name.clone(), content.clone()));
+        promise(Promised::File(name.clone(), content.clone()));
         if round % 3 == 1 {
             let checkpoint = format!("c{round}");
             live.checkpoint(&checkpoint);
-            promise(What::Checkpoint(checkpoint, name, content));
+            promise(Promised::Checkpoint(checkpoint, name, content));
         }
         if round == 7 {
             // No promise changes meanwhile.
@@ -229,10 +229,10 @@ fn look(live: &Live, image: &[u8], promises: &[&Promise], when: &str) {
     let read = |path: String| std::fs::read(seen.join(path));
     for promise in promises {
         match &promise.what {
-            What::File(path, content) => {
+            Promised::File(path, content) => {
                 assert!(read(path.clone()).is_ok_and(|found| found == *content), "{when}: {path}");
             }
-            What::Checkpoint(name, path, content) => {
+            Promised::Checkpoint(name, path, content) => {
                 assert!(
                     listed.contains(name.as_str()),
                     "{when}: checkpoint {name} is lost: {listed}"

@@ -246,7 +246,7 @@ fn log_and_status_say_the_head() {
     assert!(diff("@-1", "@").is_err());
     let Reply::Diff(changes) = diff("main@", "try@-1").unwrap() else { panic!() };
     assert_eq!(changes.to_vec().unwrap().len(), 1);
-    assert_eq!(diff("nobody@", "@").unwrap_err().kind, Kind::NoStore);
+    assert_eq!(diff("absent@", "@").unwrap_err().kind, Kind::NoStore);
 }
 
 /// The number of calls and the bytes of the store, not the time: those are the same at every run.
@@ -502,10 +502,10 @@ fn bad_names_and_heads_are_refused() {
     assert_eq!(kind(&["x", "x"]), Kind::Failed);
     assert_eq!(kind(&["fine", "a@b"]), Kind::Usage);
     assert_eq!(try_fork(&main, &["y"], Some("nothing")).unwrap_err().kind, Kind::NoStore);
-    assert_eq!(try_fork(&main, &["y"], Some("nobody@")).unwrap_err().kind, Kind::NoStore);
+    assert_eq!(try_fork(&main, &["y"], Some("absent@")).unwrap_err().kind, Kind::NoStore);
     assert_eq!(names(&main), ["main", "try"]);
-    assert_eq!(main.head("nobody").map(drop).unwrap_err().kind, Kind::NoStore);
-    assert_eq!(drop_fork(&main, "nobody").unwrap_err().kind, Kind::NoStore);
+    assert_eq!(main.head("absent").map(drop).unwrap_err().kind, Kind::NoStore);
+    assert_eq!(drop_fork(&main, "absent").unwrap_err().kind, Kind::NoStore);
     assert_eq!(drop_fork(&main, "main").unwrap_err().kind, Kind::InUse);
     let open = main.head("try").unwrap();
     assert_eq!(drop_fork(&main, "try").unwrap_err().kind, Kind::InUse);

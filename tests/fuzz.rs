@@ -10,14 +10,14 @@
     clippy::expect_used,
     clippy::indexing_slicing,
     clippy::print_stderr,
-    reason = "a failure is what a test is for, and the figures are worth a line"
+    reason = "a test fails by panicking, and prints its figures"
 )]
 
 #[path = "../fuzz/src/journal.rs"]
 mod journal;
 #[path = "../fuzz/src/links.rs"]
 mod links;
-#[expect(dead_code, reason = "other tests need more of it")]
+#[expect(dead_code, reason = "other tests use the rest of it")]
 #[path = "model/rng.rs"]
 mod rng;
 

@@ -9,13 +9,13 @@
     clippy::panic,
     clippy::indexing_slicing,
     clippy::print_stderr,
-    reason = "a failure is what a test is for, and the figures are worth a line"
+    reason = "a test fails by panicking, and prints its figures"
 )]
 
-#[expect(dead_code, reason = "other tests need more of it")]
+#[expect(dead_code, reason = "other tests use the rest of it")]
 #[path = "power/disk.rs"]
 mod disk;
-#[expect(dead_code, reason = "other tests need more of it")]
+#[expect(dead_code, reason = "other tests use the rest of it")]
 #[path = "common/live.rs"]
 mod harness;
 
@@ -68,19 +68,19 @@ impl Writer {
 }
 
 /// The number of half turns that a sandbox shows.
-fn done(sandbox: &Sandbox, told: &str) -> u64 {
+fn done(sandbox: &Sandbox, context: &str) -> u64 {
     let found = ["even", "odd"].map(|text| sandbox.fs().lookup(NodeId::ROOT, &name(text)).ok());
     let (at, file) = match found {
         [Some(entry), None] => (0, entry.id),
         [None, Some(entry)] => (1, entry.id),
-        other => panic!("{told}: the file has no name, or two: {other:?}"),
+        other => panic!("{context}: the file has no name, or two: {other:?}"),
     };
     let bytes = sandbox.fs().read(file, 0, u64::MAX).unwrap().read(false).unwrap().unwrap();
     let lines: Vec<u64> =
         bytes.chunks(8).map(|c| u64::from_le_bytes(c.try_into().unwrap())).collect();
     assert!(
         lines.iter().copied().eq(0..lines.len() as u64),
-        "{told}: a line is not what was written"
+        "{context}: a line is not what was written"
     );
     let turns = lines.len() as u64;
     // The name says whether the last line was followed by its rename.
@@ -153,13 +153,13 @@ impl Recorded {
     }
 
     /// Opens the remaining store and returns how far the writer was.
-    fn open(store: &Path, told: &str) -> u64 {
-        let sandbox = Sandbox::open(store).unwrap_or_else(|error| panic!("{told}: {error}"));
-        let found = done(&sandbox, told);
+    fn open(store: &Path, context: &str) -> u64 {
+        let sandbox = Sandbox::open(store).unwrap_or_else(|error| panic!("{context}: {error}"));
+        let found = done(&sandbox, context);
         sandbox.fs().sync().unwrap();
         drop(sandbox);
         let checked = Sandbox::check_store(store, true).unwrap();
-        assert!(checked.problems.is_empty(), "{told}: {:#?}", checked.problems);
+        assert!(checked.problems.is_empty(), "{context}: {:#?}", checked.problems);
         found
     }
 }
@@ -181,18 +181,18 @@ fn a_kill_at_any_failpoint_of_a_rewrite_loses_no_acknowledged_change() {
     };
     let mut kills = 0;
     for at in (recorded.begun..=len).filter(|at| at % KILL_STRIDE == 0 || is_near(*at)) {
-        let told = format!("killed after {at} of {len} changes");
+        let context = format!("killed after {at} of {len} changes");
         let mut disk = recorded.disk(at);
         // The host goes on: it has all writes.
         disk.apply(&Change::SyncAll {});
         let place = tempfile::tempdir().unwrap();
         let store = place.path().join("killed");
         disk.cut(&mut Random(1), recorded.root, &store);
-        let found = Recorded::open(&store, &told);
+        let found = Recorded::open(&store, &context);
         let acknowledged = Recorded::last(&recorded.acknowledged, at);
         assert!(
             (acknowledged..=acknowledged + 1).contains(&found),
-            "{told}: {found} of {acknowledged}"
+            "{context}: {found} of {acknowledged}"
         );
         kills += 1;
     }
@@ -220,16 +220,16 @@ fn a_power_cut_at_any_failpoint_of_a_rewrite_loses_no_synced_change() {
                 }
                 _ => recorded.begun + random.below((len - recorded.begun) as u64 + 1) as usize,
             };
-            let told = format!("seed {seed}, cut {cut}, after {at} of {len} changes");
+            let context = format!("seed {seed}, cut {cut}, after {at} of {len} changes");
             let place = tempfile::tempdir().unwrap();
             let store = place.path().join("cut");
             recorded.disk(at).cut(&mut random, recorded.root, &store);
-            let found = Recorded::open(&store, &told);
+            let found = Recorded::open(&store, &context);
             let synced = Recorded::last(&recorded.synced, at);
             let acknowledged = Recorded::last(&recorded.acknowledged, at);
             assert!(
                 (synced..=acknowledged + 1).contains(&found),
-                "{told}: {synced}, {found}, {acknowledged}"
+                "{context}: {synced}, {found}, {acknowledged}"
             );
             after += usize::from(exchanges.iter().any(|exchange| *exchange < at));
         }

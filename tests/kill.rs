@@ -12,13 +12,13 @@
     clippy::indexing_slicing,
     clippy::print_stderr,
     clippy::disallowed_methods,
-    reason = "a failure is what a test is for, the figures are worth a line, and programs call \
+    reason = "a test fails by panicking, prints its figures, and programs call \
         what they like"
 )]
 
 #[path = "kill/files.rs"]
 mod files;
-#[expect(dead_code, reason = "other tests need more of it")]
+#[expect(dead_code, reason = "other tests use the rest of it")]
 #[path = "common/live.rs"]
 mod harness;
 #[path = "kill/programs.rs"]
@@ -46,7 +46,7 @@ use world::World;
 /// The number of kills that take about twenty seconds in a debug build.
 const KILLS: u64 = 16;
 /// The number of last actions that a failure prints.
-const TOLD: usize = 40;
+const LOG_LINES: usize = 40;
 
 fn number(variable: &str) -> Option<u64> {
     std::env::var(variable)
@@ -79,7 +79,7 @@ fn every_acknowledged_operation_survives_every_kill() {
             "JAILFS_KILL_SEED={seed} failed after {} kills; the last that was done:",
             world.kills
         );
-        for line in &world.log[world.log.len().saturating_sub(TOLD)..] {
+        for line in &world.log[world.log.len().saturating_sub(LOG_LINES)..] {
             eprintln!("  {line}");
         }
         world.keep();

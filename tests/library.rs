@@ -5,7 +5,7 @@
     clippy::panic,
     clippy::indexing_slicing,
     clippy::disallowed_methods,
-    reason = "a failure is what a test is for"
+    reason = "a test fails by panicking"
 )]
 
 use std::fs as host;
@@ -236,7 +236,7 @@ fn holders_of_a_changed_file_get_an_orphan_and_those_of_an_unchanged_one_keep_it
     sandbox.fs().write(other, 0, b"late", false).unwrap();
     assert_eq!(get(&sandbox, "other"), "base", "a late write goes to the old content");
     let orphan = sandbox.fs().read(other, 0, 100).unwrap().read(false).unwrap().unwrap();
-    assert_eq!(orphan, b"lateged", "which its holder still sees");
+    assert_eq!(orphan, b"lateged", "which its holder still reads");
     assert_eq!(sandbox.fs().getattr(other).unwrap().meta.nlink, 0);
     assert_ne!(id(&sandbox, "other"), other);
     assert_eq!(id(&sandbox, "same"), same);
@@ -244,7 +244,7 @@ fn holders_of_a_changed_file_get_an_orphan_and_those_of_an_unchanged_one_keep_it
     assert_eq!(get(&sandbox, "same"), "Same");
     assert!(
         sandbox.fs().link(other, NodeId::ROOT, &name("back")).is_err(),
-        "nobody brings it back"
+        "an orphan gets no new name"
     );
 }
 
@@ -341,7 +341,7 @@ fn apply_writes_the_tree_to_the_base_and_older_checkpoints_stay_exact() {
     assert_eq!((read("d/f0").unwrap(), read("d/f1").unwrap()), ("base 0".into(), "base 1".into()));
     let (_, conflicts) = apply(&sandbox, &[], true);
     assert!(conflicts.is_empty(), "{conflicts:?}");
-    assert_eq!(read("d/f0").unwrap(), "changed", "the last apply is taken back");
+    assert_eq!(read("d/f0").unwrap(), "changed", "the last apply is rolled back");
 }
 
 #[test]
@@ -489,7 +489,7 @@ fn an_apply_that_fails_leaves_base_and_tree_as_they_were() {
     restore(&sandbox, "@-1");
     put(&sandbox, "a", "short");
     let (_, conflicts) = apply(&sandbox, &[], false);
-    assert_eq!(conflicts, Vec::<String>::new(), "nobody else has changed the base");
+    assert_eq!(conflicts, Vec::<String>::new(), "no other program changed the base");
     assert_eq!(host::read_to_string(place.base.join("a")).unwrap(), "short");
     fails_to_undo_nothing(&sandbox, &place, &long);
 }
@@ -544,7 +544,7 @@ fn an_interrupted_apply_is_rolled_back_at_the_next_start() {
     assert_eq!(
         apply(&sandbox, &[], false).1,
         Vec::<String>::new(),
-        "nobody else has changed the base"
+        "no other program changed the base"
     );
     assert!(get(&sandbox, "a").starts_with("01234mine9"));
     assert!(host::read_to_string(place.base.join("a")).unwrap().starts_with("01234mine9"));
@@ -570,11 +570,15 @@ fn a_replaced_base_file_is_never_shown_as_the_old_one() {
         host::rename(place.base.join("fresh"), place.base.join(path)).unwrap();
     }
     let copied_up = id(&sandbox, "covered");
-    assert!(sandbox.fs().read(copied_up, 0, 9).is_err(), "the bytes that were covered are gone");
+    assert!(sandbox.fs().read(copied_up, 0, 9).is_err(), "the bytes that were copied up are gone");
     // A kernel that has dropped it looks it up again.
     let old = id(&sandbox, "seen");
     sandbox.fs().forget(old, 9);
-    assert_eq!(get(&sandbox, "seen"), "new", "what was never covered is shown as it is now");
+    assert_eq!(
+        get(&sandbox, "seen"),
+        "new",
+        "content that was never copied up is shown as it is now"
+    );
     let Reply::Status(status) = sandbox.handle(Request::Status).unwrap() else { panic!() };
     assert!(status.base_problems.iter().any(|(path, _)| path.to_string() == "covered"));
     // Rewritten in place, while it is open here.
@@ -640,7 +644,7 @@ fn an_interrupted_checkpoint_loses_nothing_and_does_not_exist() {
         );
         let Reply::Log(log) = sandbox.handle(Request::Log).unwrap() else { panic!() };
         let seals: Vec<_> = log.iter().map(|c| (c.automatic, c.name.clone())).collect();
-        assert_eq!(seals, [(true, None)], "what was below is sealed now, as a state of nobody's");
+        assert_eq!(seals, [(true, None)], "the layer below is sealed now, as an unnamed state");
     }
 }
 
@@ -693,9 +697,9 @@ fn nothing_is_acknowledged_into_a_log_that_has_been_replaced() {
     let acknowledged = store.append_op(op(11)).is_ok();
     drop(store);
     let store = Store::open(&path, (1, 1), StoreOptions::default()).unwrap();
-    let told: Vec<String> = store.ops().into_iter().map(|(_, op)| op.description).collect();
-    assert_eq!(told, ["8", "9", "10"], "{trimmed:?}");
-    assert!(!acknowledged, "it was told that the operation is in the log");
+    let descriptions: Vec<String> = store.ops().into_iter().map(|(_, op)| op.description).collect();
+    assert_eq!(descriptions, ["8", "9", "10"], "{trimmed:?}");
+    assert!(!acknowledged, "the caller learned that the operation is in the log");
     assert_eq!(store.append_op(op(11)).unwrap(), 11);
 }
 
@@ -721,10 +725,10 @@ fn a_restore_whose_publishing_fails_says_whether_it_was_done() {
             put(&sandbox, "f", "now");
             sandbox.fs().sync().unwrap();
             let rule = rule.replace('#', &step.to_string());
-            let told = failpoint::with(&rule, || sandbox.handle(restore()));
+            let result = failpoint::with(&rule, || sandbox.handle(restore()));
             let seen = get(&sandbox, "f");
-            let was_done = told.as_ref().map_or_else(|error| error.is_done, |_| true);
-            assert_eq!(seen, if was_done { "then" } else { "now" }, "{rule}: {told:?}");
+            let was_done = result.as_ref().map_or_else(|error| error.is_done, |_| true);
+            assert_eq!(seen, if was_done { "then" } else { "now" }, "{rule}: {result:?}");
             kept += usize::from(!was_done);
             // If the content of the disk is unknown, no change that could be lost is accepted.
             let file = id(&sandbox, "f");
@@ -734,7 +738,7 @@ fn a_restore_whose_publishing_fails_says_whether_it_was_done() {
                     let Reply::Status(status) = sandbox.handle(Request::Status).unwrap() else {
                         panic!()
                     };
-                    assert!(status.sync_failed && told.is_err(), "{rule}: {error}");
+                    assert!(status.sync_failed && result.is_err(), "{rule}: {error}");
                     stopped += 1;
                 }
             }
@@ -743,13 +747,13 @@ fn a_restore_whose_publishing_fails_says_whether_it_was_done() {
             assert_eq!(
                 get(&place.open(), "f"),
                 seen,
-                "{rule}: the next start shows another tree: {told:?}"
+                "{rule}: the next start shows another tree: {result:?}"
             );
             assert!(
                 Sandbox::check_store(&place.store, true).unwrap().problems.is_empty(),
                 "{rule}"
             );
-            if told.is_ok() {
+            if result.is_ok() {
                 break;
             }
         }
@@ -770,10 +774,10 @@ fn a_sync_without_space_is_reported_and_the_next_one_makes_up_for_it() {
         for first in 1..=3 {
             let name = format!("{errno}{first}");
             put(&sandbox, &name, "written");
-            let told = failpoint::with(&format!("fail:store.sync:{first}+:{errno}"), || {
+            let result = failpoint::with(&format!("fail:store.sync:{first}+:{errno}"), || {
                 sandbox.fs().sync()
             });
-            match told.map_err(Error::from) {
+            match result.map_err(Error::from) {
                 Err(error) => assert_eq!(error.errno, Some(wanted), "{name}"),
                 Ok(()) => assert!(first > 2, "{name}: there are fewer steps"),
             }
@@ -802,8 +806,8 @@ fn after_a_failed_sync_nothing_is_promised_and_the_next_start_shows_what_was_syn
         put(&sandbox, "f", "synced");
         sandbox.fs().sync().unwrap();
         put(&sandbox, "f", "written");
-        let told = failpoint::with(failing, || sandbox.fs().sync());
-        assert!(told.is_err(), "{failing}");
+        let result = failpoint::with(failing, || sandbox.fs().sync());
+        assert!(result.is_err(), "{failing}");
         // By now the host would report success.
         assert!(sandbox.fs().sync().is_err(), "{failing}");
         let file = id(&sandbox, "f");
@@ -815,7 +819,7 @@ fn after_a_failed_sync_nothing_is_promised_and_the_next_start_shows_what_was_syn
         }
         let request = Request::Checkpoint { name: None, message: String::new() };
         assert!(sandbox.handle(request).is_err(), "{failing}");
-        assert_eq!(get(&sandbox, "f"), "written", "what is there can be copied out");
+        assert_eq!(get(&sandbox, "f"), "written", "the content can be copied out");
         let Reply::Status(status) = sandbox.handle(Request::Status).unwrap() else {
             panic!("no status")
         };

@@ -6,7 +6,7 @@
     clippy::panic,
     clippy::indexing_slicing,
     clippy::print_stderr,
-    reason = "a failure is what a test is for"
+    reason = "a test fails by panicking"
 )]
 
 #[path = "live/blocked.rs"]
@@ -19,15 +19,15 @@ mod exact;
 mod files;
 #[path = "live/full.rs"]
 mod full;
-#[expect(dead_code, reason = "other tests need more of it")]
+#[expect(dead_code, reason = "other tests use the rest of it")]
 #[path = "common/live.rs"]
 mod harness;
 #[path = "live/listed.rs"]
 mod listed;
 #[path = "live/maps.rs"]
 mod maps;
-#[path = "live/settled.rs"]
-mod settled;
+#[path = "live/rename_barrier.rs"]
+mod rename_barrier;
 #[path = "live/shared.rs"]
 mod shared;
 #[path = "live/unasked.rs"]

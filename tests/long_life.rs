@@ -1,7 +1,7 @@
 //! Repeating the same work does not grow a store: only the tree, and the history that is kept, take
 //! space. `examples/long_life` shows the same over an hour.
 
-#![expect(clippy::unwrap_used, clippy::panic, reason = "a failure is what a test is for")]
+#![expect(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -221,8 +221,8 @@ fn writes_during_an_interrupted_restore_can_be_restored() {
     for _ in 0..2 {
         let sandbox = place.open();
         assert_eq!(get(&sandbox, "f0"), "first");
-        let told = operations(&sandbox);
-        assert_eq!((told.len(), told[0].verb.as_str()), (before + 1, "seal"), "once");
+        let logged = operations(&sandbox);
+        assert_eq!((logged.len(), logged[0].verb.as_str()), (before + 1, "seal"), "once");
         drop(sandbox);
         check(&place.store());
     }

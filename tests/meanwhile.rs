@@ -1,7 +1,7 @@
 //! Changes to the base while an apply runs: at each moment at which the apply writes to the store,
 //! the test writes to the base. That write is never lost, and the apply is done or not done.
 
-#![expect(clippy::unwrap_used, reason = "a failure is what a test is for")]
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -132,7 +132,7 @@ fn writes_to_the_base_while_an_apply_runs_are_never_lost() {
             let bytes = std::fs::read(base.join(file)).unwrap_or_default();
             assert!(
                 bytes.ends_with(b"by hand"),
-                "{when}: what was written by hand is lost: {result:?}"
+                "{when}: the user's own changes are lost: {result:?}"
             );
             let now = seen(&base, &written);
             match result {

@@ -5,10 +5,10 @@
     clippy::panic,
     clippy::indexing_slicing,
     clippy::print_stderr,
-    reason = "a failure is what a test is for"
+    reason = "a test fails by panicking"
 )]
 
-#[expect(dead_code, reason = "other tests need more of it")]
+#[expect(dead_code, reason = "other tests use the rest of it")]
 #[path = "common/live.rs"]
 mod harness;
 
@@ -47,7 +47,7 @@ impl Place {
     fn open(&self) -> Work {
         let sandbox =
             Sandbox::create_or_open(&self.dir.path().join("base"), &self.store, &QUICK).unwrap();
-        sandbox.fs().set_edit_bounds(Bounds { versions: 0, ..Bounds::default() });
+        sandbox.fs().set_edit_bounds(Bounds { edits: 0, ..Bounds::default() });
         Work(sandbox)
     }
 
@@ -324,8 +324,11 @@ fn a_flipped_bit_is_not_copied_to_a_place_where_it_would_pass_as_correct() {
     pool.write_all_at(&[!bytes(1, 9000)[100]], 100).unwrap();
     let work = place.open();
     work.0.compact().unwrap();
-    let told = Sandbox::check_store(&place.store, true).unwrap().problems;
-    assert!(told.len() == 1 && told[0].contains("layers/00000002/pool at offset 0"), "{told:?}");
+    let problems = Sandbox::check_store(&place.store, true).unwrap().problems;
+    assert!(
+        problems.len() == 1 && problems[0].contains("layers/00000002/pool at offset 0"),
+        "{problems:?}"
+    );
     for n in [0, 2, 3] {
         assert!(work.get(&format!("f{n}")) == bytes(n, 9000), "{n}");
     }
@@ -389,7 +392,7 @@ fn gathered_text_takes_less_space_and_reads_the_same() {
         assert_eq!(fs.seek(id, 100, SeekTo::Hole).unwrap(), wanted.len() as u64);
         fs.forget(id, 1);
     }
-    // One of its blocks is filled from below.
+    // One of its blocks is filled from the base.
     let id = work.id("f7");
     fs.write(id, 6001, b"!", false).unwrap();
     let mut wanted = text(7, 300 + 7 * 37);
@@ -424,7 +427,7 @@ fn partly_needed_gathered_content_is_gathered_again_once() {
         pools.sort();
         pools
     };
-    assert_eq!(pools().len(), 2, "what was put together, and what is written to");
+    assert_eq!(pools().len(), 2, "the gathered content and the open layer");
     let mut wanted = contents.clone();
     for (at, file) in ["noise", "text"].iter().enumerate() {
         let id = work.id(file);
@@ -463,8 +466,8 @@ fn a_flipped_bit_of_deflated_content_is_reported_and_costs_only_its_cell() {
     let mut byte = [0];
     file.read_exact_at(&mut byte, (64 << 10) + 77).unwrap();
     file.write_all_at(&[byte[0] ^ 8], (64 << 10) + 77).unwrap();
-    let told = Sandbox::check_store(&place.store, true).unwrap().problems;
-    assert!(told.len() == 1 && told[0].contains("pool at offset 65536"), "{told:?}");
+    let problems = Sandbox::check_store(&place.store, true).unwrap().problems;
+    assert!(problems.len() == 1 && problems[0].contains("pool at offset 65536"), "{problems:?}");
     let work = place.open();
     let mut failed = 0;
     for n in 0..4u64 {
@@ -513,7 +516,7 @@ fn a_flipped_bit_of_deflated_content_is_reported_for_the_entry_deep_in_its_cell(
         .map(|layer| layer.unwrap().path().join("pool"));
     let pool = pools.max_by_key(|pool| pool.metadata().map_or(0, |about| about.len())).unwrap();
     let file = std::fs::File::options().read(true).write(true).open(&pool).unwrap();
-    let mut told = Vec::new();
+    let mut reported = Vec::new();
     for cell in (0..file.metadata().unwrap().len()).step_by(64 << 10) {
         let mut byte = [0];
         file.read_exact_at(&mut byte, cell + 77).unwrap();
@@ -523,11 +526,11 @@ fn a_flipped_bit_of_deflated_content_is_reported_for_the_entry_deep_in_its_cell(
         let wanted = format!("pool at offset {cell}: content fails its checksum");
         let of =
             |warning: &String| warning.contains(&wanted) && warning.contains("version 1 of 'g'");
-        told.extend(checked.warnings.iter().any(of).then_some(cell));
+        reported.extend(checked.warnings.iter().any(of).then_some(cell));
         assert!(checked.warnings.iter().all(of), "{:?}", checked.warnings);
         file.write_all_at(&byte, cell + 77).unwrap();
     }
-    assert_eq!(told.len(), 1, "{told:?}");
+    assert_eq!(reported.len(), 1, "{reported:?}");
 }
 
 #[test]
@@ -575,14 +578,14 @@ fn a_repair_removes_damaged_files_and_leaves_others_whatever_else_is_wrong() {
                 && open.join("sums").exists()
                 && !last.join("index").exists()
         );
-        let told = |part: &str| checked.problems.iter().any(|problem| problem.contains(part));
+        let reports = |part: &str| checked.problems.iter().any(|problem| problem.contains(part));
         assert!(
-            told("stays as it is") && told("not a record of this format"),
+            reports("stays as it is") && reports("not a record of this format"),
             "{:?}",
             checked.problems
         );
-        assert_eq!(told("its end is missing"), is_pack_damaged, "{:?}", checked.problems);
-        assert!(!told("No such file"), "{:?}", checked.problems);
+        assert_eq!(reports("its end is missing"), is_pack_damaged, "{:?}", checked.problems);
+        assert!(!reports("No such file"), "{:?}", checked.problems);
     }
 }
 

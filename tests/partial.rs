@@ -6,7 +6,7 @@
     clippy::panic,
     clippy::indexing_slicing,
     clippy::print_stdout,
-    reason = "a failure is what a test is for"
+    reason = "a test fails by panicking"
 )]
 
 use std::collections::BTreeMap;
@@ -217,7 +217,7 @@ fn check_links(place: &Place, when: &str) {
     for (ino, node) in state.tree.nodes() {
         if let jailfs::internals::tree::Body::Dir { base: Some(path) } = &node.body {
             let other = copied_up.insert(path.clone(), ino);
-            assert_eq!(other, None, "{when}: two directories cover '{path}'");
+            assert_eq!(other, None, "{when}: two directories have '{path}'");
         }
     }
     for (links, names) in seen.values() {
@@ -259,8 +259,8 @@ fn a_restore_of_paths_leaves_the_rest_of_the_tree_alone() {
     place.put("d/new", "two\n");
     place.put("b", "two\n");
     place.rm("d/g");
-    let told = place.restore("one", &["d"]);
-    assert_eq!(told, ["Modified d/f", "Added d/g", "Deleted d/new"]);
+    let changes = place.restore("one", &["d"]);
+    assert_eq!(changes, ["Modified d/f", "Added d/g", "Deleted d/new"]);
     assert_eq!((place.get("d/f").as_str(), place.ino("d/f")), ("one\n", ino));
     assert_eq!((place.get("d/g"), place.get("b")), ("d/g of the base\n".into(), "two\n".into()));
     assert!(place.find("d/new").is_none());

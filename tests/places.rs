@@ -7,7 +7,7 @@
     clippy::indexing_slicing,
     clippy::print_stderr,
     clippy::disallowed_methods,
-    reason = "a failure is what a test is for"
+    reason = "a test fails by panicking"
 )]
 
 #[path = "places/base.rs"]
@@ -20,7 +20,7 @@ mod device;
 mod drift;
 #[path = "places/dying.rs"]
 mod dying;
-#[expect(dead_code, reason = "other tests need more of it")]
+#[expect(dead_code, reason = "other tests use the rest of it")]
 #[path = "common/live.rs"]
 mod harness;
 #[path = "places/kept.rs"]

@@ -10,10 +10,10 @@
     clippy::unwrap_used,
     clippy::panic,
     clippy::indexing_slicing,
-    reason = "a failure is what a test is for, and the figures are worth a line"
+    reason = "a test fails by panicking, and prints its figures"
 )]
 
-#[expect(dead_code, reason = "other tests need more of it")]
+#[expect(dead_code, reason = "other tests use the rest of it")]
 #[path = "power/disk.rs"]
 mod disk;
 
@@ -320,7 +320,7 @@ fn read_known(sandbox: &Sandbox) -> Known {
 }
 
 /// Compares the result of a power cut after `at` changes with the knowledge.
-fn judge(story: &Story, at: usize, found: &Known, told: &str) {
+fn judge(story: &Story, at: usize, found: &Known, context: &str) {
     let synced =
         story.synced.iter().rev().find(|(done, _)| *done <= at).map_or(0, |(_, state)| *state);
     // The operation in flight may be there.
@@ -329,37 +329,37 @@ fn judge(story: &Story, at: usize, found: &Known, told: &str) {
     let possible = &story.states[synced..=last];
     assert!(
         possible.iter().any(|(_, known)| known.files == found.files),
-        "{told}: the tree is none of the {} states since the last sync: {:?}",
+        "{context}: the tree is none of the {} states since the last sync: {:?}",
         possible.len(),
         found.files.iter().map(|(name, bytes)| (name, bytes.len())).collect::<Vec<_>>()
     );
     for (label, files) in &found.checkpoints {
         let made = story.states.iter().find_map(|(_, known)| known.checkpoints.get(label));
-        assert!(made == Some(files), "{told}: checkpoint {label} is another");
+        assert!(made == Some(files), "{context}: checkpoint {label} has other content");
     }
     for label in story.states[synced].1.checkpoints.keys() {
         let dropped = possible.iter().any(|(_, known)| !known.checkpoints.contains_key(label));
         assert!(
             dropped || found.checkpoints.contains_key(label),
-            "{told}: checkpoint {label} is gone"
+            "{context}: checkpoint {label} is gone"
         );
     }
 }
 
 /// Reads the whole edit history: each entry is a former content. Returns their number.
-fn judge_versions(sandbox: &Sandbox, ever: &BTreeSet<Vec<u8>>, told: &str) -> usize {
+fn judge_edits(sandbox: &Sandbox, ever: &BTreeSet<Vec<u8>>, context: &str) -> usize {
     let names = (0..8).map(|n| format!("f{n}")).chain(["staged".to_owned()]);
     let mut count = 0;
     for file in names {
         let path = TreePath::parse(file.as_bytes()).unwrap();
-        for version in sandbox.fs().history(&path) {
-            let Some((state, found)) = sandbox.fs().before_edit(&path, version.number) else {
+        for edit in sandbox.fs().history(&path) {
+            let Some((state, found)) = sandbox.fs().before_edit(&path, edit.number) else {
                 continue;
             };
             let read = state.read_all(&found);
             let bytes =
-                read.unwrap_or_else(|error| panic!("{told}: {file}@{}: {error}", version.number));
-            assert!(ever.contains(&bytes), "{told}: {file}@{} never was", version.number);
+                read.unwrap_or_else(|error| panic!("{context}: {file}@{}: {error}", edit.number));
+            assert!(ever.contains(&bytes), "{context}: {file}@{} never was", edit.number);
             count += 1;
         }
     }
@@ -396,28 +396,25 @@ fn run(seed: u64) -> usize {
     let (changes, story, mut random) = work.end();
     let states = story.states.iter().flat_map(|(_, known)| known.files.values().cloned());
     let ever: BTreeSet<Vec<u8>> = states.chain([Vec::new()]).collect();
-    let mut versions = 0;
+    let mut edits = 0;
     for cut in 0..CUTS {
         let at = made + random.below((changes.len() - made) as u64 + 1) as usize;
         let mut disk = Disk::default();
         changes[..at].iter().for_each(|change| disk.apply(change));
         let copy: PathBuf = dir.path().join(format!("cut{cut}"));
         disk.cut(&mut random, root, &copy);
-        let told =
+        let context =
             format!("JAILFS_POWER_SEED={seed}, cut {cut}, after {at} of {} changes", changes.len());
-        let sandbox = Sandbox::open(&copy).unwrap_or_else(|error| panic!("{told}: {error}"));
-        versions += judge_versions(&sandbox, &ever, &told);
+        let sandbox = Sandbox::open(&copy).unwrap_or_else(|error| panic!("{context}: {error}"));
+        edits += judge_edits(&sandbox, &ever, &context);
         let found = read_known(&sandbox);
-        judge(&story, at, &found, &told);
+        judge(&story, at, &found, &context);
         drop(sandbox);
         let checked = Sandbox::check_store(&copy, true).unwrap();
-        assert!(checked.problems.is_empty(), "{told}: {:#?}", checked.problems);
-        assert!(checked.warnings.is_empty(), "{told}: {:#?}", checked.warnings);
+        assert!(checked.problems.is_empty(), "{context}: {:#?}", checked.problems);
+        assert!(checked.warnings.is_empty(), "{context}: {:#?}", checked.warnings);
     }
-    assert!(
-        versions > CUTS / 4,
-        "JAILFS_POWER_SEED={seed}: only {versions} versions survived {CUTS} cuts"
-    );
+    assert!(edits > CUTS / 4, "JAILFS_POWER_SEED={seed}: only {edits} edits survived {CUTS} cuts");
     CUTS
 }
 
@@ -448,24 +445,24 @@ fn run_volatile(seed: u64) -> usize {
         changes[..at].iter().for_each(|change| disk.apply(change));
         let copy: PathBuf = dir.path().join(format!("cut{cut}"));
         disk.cut(&mut random, root, &copy);
-        let told =
+        let context =
             format!("JAILFS_POWER_SEED={seed}, cut {cut}, after {at} of {} changes", changes.len());
         let sandbox = match Sandbox::open(&copy) {
             Ok(sandbox) => sandbox,
             Err(error) => {
-                assert!(without.0 < at && at <= with.1, "{told}: {error}");
-                assert!(error.reason.contains("--volatile"), "{told}: {error}");
+                assert!(without.0 < at && at <= with.1, "{context}: {error}");
+                assert!(error.reason.contains("--volatile"), "{context}: {error}");
                 let problems = Sandbox::check_store(&copy, false).unwrap().problems;
-                assert!(problems.iter().any(|problem| problem.contains("--volatile")), "{told}");
+                assert!(problems.iter().any(|problem| problem.contains("--volatile")), "{context}");
                 refused += 1;
                 continue;
             }
         };
-        assert!(at <= without.1 || with.0 <= at, "{told}: it was opened");
-        judge(&story, at, &read_known(&sandbox), &told);
+        assert!(at <= without.1 || with.0 <= at, "{context}: it was opened");
+        judge(&story, at, &read_known(&sandbox), &context);
         drop(sandbox);
         let checked = Sandbox::check_store(&copy, true).unwrap();
-        assert!(checked.problems.is_empty(), "{told}: {:#?}", checked.problems);
+        assert!(checked.problems.is_empty(), "{context}: {:#?}", checked.problems);
     }
     refused
 }

@@ -15,12 +15,12 @@
     clippy::indexing_slicing,
     clippy::print_stderr,
     clippy::disallowed_methods,
-    reason = "a failure is what a test is for, and the host writes its own files"
+    reason = "a test fails by panicking, and the host writes its own files"
 )]
 
 #[path = "power/disk.rs"]
 mod disk;
-#[expect(dead_code, reason = "other tests need more of it")]
+#[expect(dead_code, reason = "other tests use the rest of it")]
 #[path = "common/live.rs"]
 mod harness;
 #[path = "common/host.rs"]
@@ -120,7 +120,7 @@ struct Left {
     store: PathBuf,
     /// The number of changes of the store.
     at: usize,
-    told: String,
+    context: String,
     /// Whether the verb was done and acknowledged.
     acknowledged: bool,
 }
@@ -167,10 +167,10 @@ impl World {
         &mut self,
         (image, store): (&Path, &Path),
         rarely: u64,
-        told: &str,
+        context: &str,
         work: impl FnOnce() -> T,
     ) -> (T, Vec<Left>) {
-        self.cut_while((image, store), rarely, told, false, work)
+        self.cut_while((image, store), rarely, context, false, work)
     }
 
     /// The same for work in several threads: the base is frozen while its disk is copied.
@@ -178,7 +178,7 @@ impl World {
         &mut self,
         (image, store): (&Path, &Path),
         rarely: u64,
-        told: &str,
+        context: &str,
         freezes: bool,
         work: impl FnOnce() -> T,
     ) -> (T, Vec<Left>) {
@@ -213,29 +213,30 @@ impl World {
             let store = self.live.outside().join(format!("cut{}", self.cuts));
             self.cuts += 1;
             disk.cut(&mut self.random, root, &store);
-            let told = format!("{told}, after {at} of {all} changes");
-            left.push(Left { base, store, at, told, acknowledged: number == last });
+            let context = format!("{context}, after {at} of {all} changes");
+            left.push(Left { base, store, at, context, acknowledged: number == last });
         }
         (done, left)
     }
 
     /// Opens the result of a power cut, and cuts the power of that as well.
     fn recover(&mut self, left: Left, verb: &Request, before: &Seen, after: &Seen, depth: usize) {
-        let Left { base, store, told, acknowledged, .. } = left;
+        let Left { base, store, context, acknowledged, .. } = left;
         // A power cut of this recovery belongs to another test.
         let mounted = Mounted::new(&base, &self.live.base);
         self.boot();
         // The recovering start may be interrupted without another boot.
         let step = 1 + self.random.below(LONGEST_START);
         failpoint::with(&format!("fail:any:{step}+:EIO"), || drop(Sandbox::open(&store)));
-        let open = || drop(Sandbox::open(&store).unwrap_or_else(|error| panic!("{told}: {error}")));
+        let open =
+            || drop(Sandbox::open(&store).unwrap_or_else(|error| panic!("{context}: {error}")));
         let further = if depth > 0 {
-            self.cut((&base, &store), MORE_RARELY, &format!("{told}, opened"), open).1
+            self.cut((&base, &store), MORE_RARELY, &format!("{context}, opened"), open).1
         } else {
             open();
             Vec::new()
         };
-        self.judge(&store, verb, before, after, (&told, acknowledged));
+        self.judge(&store, verb, before, after, (&context, acknowledged));
         drop(mounted);
         std::fs::remove_file(&base).unwrap();
         std::fs::remove_dir_all(&store).unwrap();
@@ -252,27 +253,27 @@ impl World {
         verb: &Request,
         before: &Seen,
         after: &Seen,
-        (told, done): (&str, bool),
+        (context, done): (&str, bool),
     ) {
-        check(store, told);
+        check(store, context);
         let staged = shell(&self.live.base, "find . -name '.jailfs-*'");
-        assert_eq!(staged, "", "{told}: staged files are left");
+        assert_eq!(staged, "", "{context}: staged files are left");
         let found = self.seen(store);
-        check(store, told);
+        check(store, context);
         if found.base == after.base {
-            same(&found, after, told);
+            same(&found, after, context);
             return;
         }
-        assert!(!done, "{told}: what was acknowledged is gone");
-        same(&found, before, told);
+        assert!(!done, "{context}: an acknowledged apply is gone");
+        same(&found, before, context);
         let sandbox = Sandbox::open(store).unwrap();
         let Reply::Applied(applied) = sandbox.handle(verb.clone()).unwrap() else {
             panic!("no apply")
         };
-        assert_eq!(applied.conflicts, [], "{told}: done again");
+        assert_eq!(applied.conflicts, [], "{context}: done again");
         drop(sandbox);
-        same(&self.seen(store), after, &format!("{told}, done again"));
-        check(store, told);
+        same(&self.seen(store), after, &format!("{context}, done again"));
+        check(store, context);
     }
 }
 
@@ -282,13 +283,13 @@ fn lines(text: &str) -> Vec<String> {
 
 /// Compares two moments, and shows only the differences.
 #[track_caller]
-fn same(found: &Seen, wanted: &Seen, told: &str) {
-    assert_same(&lines(&wanted.base), &lines(&found.base), &format!("{told}: the base"));
-    assert!(found.states.keys().eq(wanted.states.keys()), "{told}: other checkpoints");
+fn same(found: &Seen, wanted: &Seen, context: &str) {
+    assert_same(&lines(&wanted.base), &lines(&found.base), &format!("{context}: the base"));
+    assert!(found.states.keys().eq(wanted.states.keys()), "{context}: other checkpoints");
     for (id, state) in &wanted.states {
         let lines =
             |changes: &[Change]| changes.iter().map(|c| format!("{c:?}")).collect::<Vec<_>>();
-        assert_same(&lines(state), &lines(&found.states[id]), &format!("{told}: state {id}"));
+        assert_same(&lines(state), &lines(&found.states[id]), &format!("{context}: state {id}"));
     }
 }
 
@@ -393,7 +394,8 @@ fn run(seed: u64) -> usize {
             undo,
             consent: jailfs::sandbox::Consent::ALL,
         };
-        let told = format!("JAILFS_POWER_SEED={seed}, {}", if undo { "undone" } else { "applied" });
+        let context =
+            format!("JAILFS_POWER_SEED={seed}, {}", if undo { "undone" } else { "applied" });
         shell(&world.live.base, "sync -f .");
         let work = || {
             let sandbox = Sandbox::open(&store).unwrap();
@@ -402,10 +404,10 @@ fn run(seed: u64) -> usize {
             };
             assert!(
                 applied.conflicts.is_empty() && applied.changes.len() > 10,
-                "{told}: {applied:?}"
+                "{context}: {applied:?}"
             );
         };
-        let (_, left) = world.cut((&image, &store), RARELY, &told, work);
+        let (_, left) = world.cut((&image, &store), RARELY, &context, work);
         let after = world.seen(&store);
         all.push((verb, before, after.clone(), left));
         before = after;

@@ -6,7 +6,7 @@
     clippy::unwrap_used,
     clippy::panic,
     clippy::indexing_slicing,
-    reason = "a failure is what a test is for"
+    reason = "a test fails by panicking"
 )]
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -2,7 +2,7 @@
 //! is checkpointed, and half of it is destroyed while a shell is inside. Then it is restored and
 //! compared in every attribute, applied, and compared with the base.
 
-#![expect(clippy::unwrap_used, reason = "a failure is what a test is for")]
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
@@ -297,8 +297,8 @@ fn a_real_repository_survives_everything_and_is_applied() {
     assert_same(&green, &picture(&mount.mnt(), false), "after a remount");
 
     // Apply.
-    let told = mount.verb(&["apply", "--protected"]);
-    assert!(told.contains("D\t.git/refs/heads/main"), "deletions are listed in full: {told}");
+    let output = mount.verb(&["apply", "--protected"]);
+    assert!(output.contains("D\t.git/refs/heads/main"), "deletions are listed in full: {output}");
     let shown = picture(&mount.mnt(), true);
     assert_same(&shown, &picture(&mount.base(), true), "the base after the apply");
     assert_eq!(mount.verb(&["diff", "base", "@"]).trim(), "");

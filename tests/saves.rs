@@ -6,10 +6,10 @@
     clippy::panic,
     clippy::indexing_slicing,
     clippy::print_stderr,
-    reason = "a failure is what a test is for"
+    reason = "a test fails by panicking"
 )]
 
-#[expect(dead_code, reason = "other tests need more of it")]
+#[expect(dead_code, reason = "other tests use the rest of it")]
 #[path = "common/live.rs"]
 mod harness;
 

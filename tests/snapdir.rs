@@ -7,12 +7,12 @@
     clippy::panic,
     clippy::indexing_slicing,
     clippy::print_stderr,
-    reason = "a failure is what a test is for"
+    reason = "a test fails by panicking"
 )]
 
 #[path = "common/mod.rs"]
 mod common;
-#[expect(dead_code, reason = "each test file uses another part of this")]
+#[expect(dead_code, reason = "each test file uses a part of this")]
 #[path = "common/live.rs"]
 mod harness;
 #[path = "snapdir/history.rs"]

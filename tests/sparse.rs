@@ -11,7 +11,7 @@
     clippy::indexing_slicing,
     unsafe_code,
     clippy::cast_possible_truncation,
-    reason = "a failure is what a test is for"
+    reason = "a test fails by panicking"
 )]
 
 use std::fs::{self as host, File, OpenOptions};
@@ -128,7 +128,7 @@ impl Place {
         let paths = Vec::new();
         match self.ask(Request::Diff { from: Rev::parse(from), to: Rev::parse(to), paths, detail })
         {
-            Reply::Diff(changes) => told(&changes),
+            Reply::Diff(changes) => lines_of(&changes),
             other => panic!("{other:?}"),
         }
     }
@@ -157,7 +157,7 @@ fn tree_path(path: &str) -> TreePath {
     TreePath::parse(path.as_bytes()).unwrap()
 }
 
-fn told(changes: &Changes) -> Vec<String> {
+fn lines_of(changes: &Changes) -> Vec<String> {
     changes.iter().map(|change| change.unwrap()).map(|change| format!("{}", change.path)).collect()
 }
 
@@ -230,7 +230,7 @@ fn check_ranges(place: &Place, path: &str, before: &jailfs::internals::fs::State
     }
     let byte = |bytes: &[u8], at: usize| bytes.get(at).copied().unwrap_or(0);
     let missed = (0..differs.len()).find(|at| byte(&was, *at) != byte(&is, *at) && !differs[*at]);
-    assert_eq!(missed, None, "what is not told is equal");
+    assert_eq!(missed, None, "unreported ranges are equal");
 }
 
 #[test]
@@ -405,7 +405,7 @@ fn an_apply_writes_the_holes_of_the_tree() {
     assert!(is == wanted, "every byte");
     assert!(
         wanted[1][4 * MIB as usize + 10..].iter().all(|byte| *byte == 0),
-        "what was cut is zeros"
+        "the cut range reads as zeros"
     );
     let taken_by = |name| taken(&place.base(name));
     assert!(taken_by("f") <= before + 16 * KIB, "{} bytes, {before} before", taken_by("f"));
@@ -414,7 +414,7 @@ fn an_apply_writes_the_holes_of_the_tree() {
     let number = |name| host::metadata(place.base(name)).unwrap().ino();
     assert_eq!(number("f"), number("link"), "it is written anew in place, and stays one file");
     place.apply(true);
-    assert!(host::read(place.base("f")).unwrap() == held, "every byte is set back");
+    assert!(host::read(place.base("f")).unwrap() == held, "every byte is rolled back");
     // ext4 may need a block for the list of extents.
     assert!(taken_by("f") <= before + 8 * KIB, "{} bytes, {before} before", taken_by("f"));
 }

@@ -8,12 +8,12 @@
     clippy::panic,
     clippy::indexing_slicing,
     clippy::print_stderr,
-    reason = "a failure is what a test is for, and a suite's figures are worth a line"
+    reason = "a test fails by panicking, and prints a suite's figures"
 )]
 
 #[path = "suites/fsx.rs"]
 mod fsx;
-#[expect(dead_code, reason = "other tests need more of it")]
+#[expect(dead_code, reason = "other tests use the rest of it")]
 #[path = "common/live.rs"]
 mod harness;
 #[path = "suites/pjdfstest.rs"]

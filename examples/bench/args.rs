@@ -1,4 +1,4 @@
-//! What the person who runs the benchmark asked for.
+//! The command line of the benchmark.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -16,7 +16,7 @@ const USAGE: &str = "usage: bench [OPTIONS]
   --json               one object per line
   --list               only names the workloads";
 
-/// How much of everything.
+/// The sizes of all workloads.
 #[derive(Clone, Copy, Debug)]
 pub struct Size {
     pub name: &'static str,
@@ -32,13 +32,13 @@ pub struct Size {
     /// Rows of the database, and transactions of the one with a log.
     pub rows: u64,
     pub transactions: u64,
-    /// Files of the base that is only mounted.
+    /// Files of the base that is mounted and not changed.
     pub many: u64,
     /// Changed files, for the cost of checkpoint and restore.
     pub changed: [u64; 3],
     /// Changed files in a store that is mounted.
     pub stored: u64,
-    /// Checkpoints one above the other.
+    /// Checkpoints in a row.
     pub checkpoints: u64,
     /// Packages that npm installs, and modules that cargo compiles.
     pub packages: u64,
@@ -134,7 +134,7 @@ impl Args {
                 "--json" => args.json = true,
                 "--list" => args.list = true,
                 "--help" | "-h" => return Err(USAGE.into()),
-                // What `cargo bench` would add.
+                // `cargo bench` adds this option.
                 "--bench" => {}
                 _ => return Err(format!("unknown option '{option}'\n{USAGE}").into()),
             }
@@ -142,7 +142,7 @@ impl Args {
         Ok(args)
     }
 
-    /// Whether a workload of a group is wanted.
+    /// Whether the command line selects a workload.
     pub fn wants(&self, group: &str, name: &str) -> bool {
         let full = format!("{group}/{name}");
         self.only.is_empty()
@@ -150,7 +150,7 @@ impl Args {
     }
 }
 
-/// The systems that are named, in the order in which they take turns; jailfs is always among them.
+/// The selected systems, in the order in which they take turns. jailfs is always one of them.
 fn against(names: &str) -> Res<Vec<System>> {
     let mut systems = Vec::new();
     for name in names.split(',').filter(|name| !name.is_empty()) {

@@ -1,4 +1,4 @@
-//! What is said of the machine beside the figures, and what of a process.
+//! Describes the machine, and measures the CPU time and memory of a process.
 
 use std::path::Path;
 
@@ -40,17 +40,17 @@ fn filesystem(dir: &Path) -> Option<String> {
     mounts.max_by_key(|(point, _)| point.len()).map(|(_, kind)| kind)
 }
 
-/// What a process has used so far.
+/// The CPU time and memory that a process has used so far.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Usage {
     /// Seconds of CPU, in user and kernel.
     pub cpu: f64,
-    /// Bytes of memory now, and the most there was.
+    /// Bytes of memory now, and at the peak.
     pub rss: u64,
     pub peak: u64,
 }
 
-/// What a process has used; it must be alive.
+/// Returns the usage of a process, which must be alive.
 pub fn usage(pid: u32) -> Res<Usage> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"))?;
     // The name in brackets may have spaces; utime and stime are the 12th and 13th after it

@@ -2,22 +2,18 @@
 //! run.
 //!
 //! ```sh
-//! cargo run --release --example bench -- [--against NAME,...] [--only WORD,...] [--rounds N]
-//! [--size small|full]
-//!                                        [--dir DIR] [--json] [--list]
+//! cargo run --release --example bench -- [--against NAME,...] [--only WORD,...]
+//!     [--rounds N] [--size small|full] [--dir DIR] [--json] [--list]
 //! ```
 //!
-//! It needs root and a plain Debian machine, installs nothing, and skips nothing silently: a peer
-//! or a program that is not there is named and counts as missing. Only ratios within one run mean
-//! anything: the systems take turns within each round, and the load of the machine is printed
-//! beside the medians.
+//! It needs root and a plain Debian machine, installs nothing, and skips nothing silently: it names
+//! a missing peer or program and counts it. Only ratios within one run can be compared: the systems
+//! take turns within each round, and the load of the machine is printed beside the medians.
 //!
 //! * `supervise` makes a directory and a process that is the first of its own pid namespace
-//!   ([`place`]): when that ends, in whatever way, the kernel ends everything that it started, and
-//!   with it every mount.
+//!   ([`place`]): when it ends, the kernel ends every process that it started, and all mounts.
 //! * [`systems`] mounts a base in one of the ways; [`serve`] is the daemon of jailfs, in a process
-//!   of its own, so that its CPU time and memory are its own, and tells how many messages the
-//!   kernel sent.
+//!   of its own, so that its CPU time and memory can be measured. It counts the kernel's messages.
 //! * [`material`] makes bases, once; the workloads in [`workloads`] run real programs on them and
 //!   take the time.
 //! * [`report`] prints medians, spread and ratios.
@@ -39,7 +35,7 @@ mod workloads;
 
 use std::process::ExitCode;
 
-/// What can go wrong is said in words; nobody tells the cases apart.
+/// An error is a text, because no caller distinguishes the cases.
 type Res<T> = Result<T, Box<dyn std::error::Error>>;
 
 fn main() -> ExitCode {

@@ -1,5 +1,5 @@
-//! What the workloads work on: made once, then left as it is. Everything comes from a fixed seed,
-//! so each run has the same.
+//! Makes the files that the workloads use. They are made once from a fixed seed, and are the same
+//! in each run.
 
 use std::fmt::Write as _;
 use std::fs::File;
@@ -16,7 +16,7 @@ const WORDS: &[&str] = &[
     "struct", "layer", "if", "some", "none", "read", "write", "offset", "in", "for", "while",
     "range", "file", "name", "and", "not",
 ];
-/// Files in a directory of a tree, and such directories in one above.
+/// Files in a directory of a tree, and directories in the one above.
 const FILES: u64 = 20;
 const DIRS: u64 = 20;
 
@@ -48,7 +48,7 @@ impl Materials {
         Ok(Materials { dir, size })
     }
 
-    /// A base that is made when it is asked for the first time.
+    /// A base that is made at its first use.
     fn once(&self, name: &str, make: impl FnOnce(&Path) -> Res<()>) -> Res<PathBuf> {
         let dir = self.dir.join(name);
         if !dir.exists() {
@@ -71,7 +71,7 @@ impl Materials {
             for args in [
                 &["init", "-q"][..],
                 &["add", "-A"],
-                // Or it would begin to pack by itself, in the background.
+                // Otherwise git would begin to pack in the background.
                 &["-c", "gc.auto=0", "-c", "maintenance.auto=false", "commit", "-q", "-m", "all"],
                 &["gc", "-q"],
                 &["status", "--porcelain"],
@@ -90,7 +90,7 @@ impl Materials {
         })
     }
 
-    /// An archive of the small files, apart from every base.
+    /// An archive of the small files, outside of all bases.
     pub fn archive(&self) -> Res<PathBuf> {
         let tree = self.small_files()?.join("tree");
         let dir = self.once("archive", |dir| {
@@ -119,7 +119,7 @@ impl Materials {
         self.once("big", |dir| write_big(&dir.join("big"), self.size.big))
     }
 
-    /// `many/`: so many empty files that only to list them takes its time.
+    /// `many/`: so many empty files that a listing takes measurable time.
     pub fn many_files(&self) -> Res<PathBuf> {
         self.once("many", |dir| write_tree(&dir.join("many"), self.size.many, 0))
     }
@@ -141,14 +141,14 @@ impl Materials {
     }
 }
 
-/// Waits until what was written is on disk, so that nobody else pays for it.
+/// Waits until all writes are on disk, so that no measured step waits for them.
 pub fn sync(dir: &Path) -> Res<()> {
     nix::unistd::syncfs(File::open(dir)?)?;
     Ok(())
 }
 
-/// Makes files of `mean` bytes in a tree three levels deep. They are old, as git has to look into
-/// what is as new as its index.
+/// Makes files of `mean` bytes in a tree three levels deep. They are old, because git
+/// reads files that are as new as its index.
 fn write_tree(root: &Path, files: u64, mean: u64) -> Res<()> {
     let mut numbers = Numbers::new(files);
     let old = UNIX_EPOCH + Duration::from_secs(1_600_000_000);

@@ -1,9 +1,9 @@
-//! Where the benchmark works, and that nothing is left of it.
+//! Makes the directory of the benchmark, and removes it with all mounts and processes.
 //!
 //! The first process makes the directory, starts the second as the first of a pid namespace, and
-//! only waits. When the second ends (done, by a panic, or because somebody pressed Ctrl-C and the
-//! first killed it), the kernel kills everything in its namespace; its mount namespace, which
-//! nobody else is in, goes with it, and so do the mounts. Then the first removes the directory. If
+//! only waits. When the second ends (done, by a panic, or because the user pressed Ctrl-C
+//! and the first killed it), the kernel kills all processes in its namespace. No other process is
+//! in its mount namespace, so the mounts end too. Then the first removes the directory. If
 //! the first is killed, so is the second; then only the directory stays.
 
 use std::ffi::OsString;
@@ -71,7 +71,7 @@ pub fn inner(words: &[OsString]) -> Res<ExitCode> {
     unshare(CloneFlags::CLONE_NEWNS)?;
     let none = None::<&str>;
     mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none)?;
-    // The processes of our own namespace, or the numbers in it would be those of the outer one.
+    // Mount /proc anew, so that it shows the processes of this namespace.
     mount(Some("proc"), "/proc", Some("proc"), MsFlags::empty(), none)?;
     runner::run(&args, &PathBuf::from(dir))
 }

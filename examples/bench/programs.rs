@@ -1,4 +1,4 @@
-//! Running the real programs.
+//! Runs the real programs.
 
 use std::ffi::OsStr;
 use std::path::Path;
@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use crate::Res;
 
-/// A program in a directory, with an environment in which nothing of the caller's settings counts.
+/// A program in a directory, with an environment without the caller's settings.
 pub fn program(name: impl AsRef<OsStr>, args: &[&str], dir: &Path) -> Command {
     let mut command = Command::new(name);
     command.args(args).current_dir(dir).stdin(Stdio::null()).stdout(Stdio::null());
@@ -35,7 +35,7 @@ pub fn program(name: impl AsRef<OsStr>, args: &[&str], dir: &Path) -> Command {
     command
 }
 
-/// Runs a program to its end; one of `fine` is its exit code.
+/// Runs a program to its end. Its exit code must be one of `fine`.
 pub fn run_to(command: &mut Command, fine: &[i32]) -> Res<Duration> {
     let said = command.stderr(Stdio::piped());
     let begin = Instant::now();
@@ -58,7 +58,7 @@ pub fn run(command: &mut Command) -> Res<Duration> {
     run_to(command, &[0])
 }
 
-/// Runs a script of python that prints how many seconds its work took.
+/// Runs a Python script that prints the seconds that its work took.
 pub fn python(script: &str, args: &[&str], dir: &Path) -> Res<Duration> {
     let mut command = program("python3", &["-c", script], dir);
     let output = command.args(args).stdout(Stdio::piped()).stderr(Stdio::piped()).output()?;
@@ -69,7 +69,7 @@ pub fn python(script: &str, args: &[&str], dir: &Path) -> Res<Duration> {
     Ok(Duration::from_secs_f64(text.trim().parse()?))
 }
 
-/// Why a program is missing, if it is.
+/// The reason why a program is missing, if it is.
 pub fn missing(name: &str) -> Option<String> {
     let (name, check): (&str, &[&str]) = match name {
         "sqlite" => ("python3", &["-c", "import sqlite3"]),
@@ -85,8 +85,8 @@ pub fn missing(name: &str) -> Option<String> {
     }
 }
 
-/// Where the programs are that links in the mount may lead to: `/usr`, and the interpreter of
-/// python if it is elsewhere.
+/// The directories of programs that links in the mount may lead to: `/usr`, and that of the Python
+/// interpreter if it is elsewhere.
 pub fn prefixes() -> &'static [String] {
     static PREFIXES: OnceLock<Vec<String>> = OnceLock::new();
     PREFIXES.get_or_init(|| {

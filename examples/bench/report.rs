@@ -1,8 +1,8 @@
-//! What was measured, for people and for programs.
+//! Prints the measurements, for people and for programs.
 //!
-//! For people: per step a line for each system, with the median, the least and the most, how many
-//! times each peer that is, messages in all and per operation, and what the daemon used. At the end
-//! what missed its target, and what is missing.
+//! For people: per step a line for each system, with the median, the minimum and the maximum, the
+//! ratio to each peer, the messages in all and per operation, and the usage of the daemon. At the
+//! end the missed targets, and the missing programs.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -18,7 +18,7 @@ use crate::systems::System;
 use crate::targets;
 use crate::workloads::Workload;
 
-/// Everything that was measured of one workload: per step, in order, per system, all rounds.
+/// All measurements of one workload: per step, in order, per system, all rounds.
 type Results = Vec<(String, BTreeMap<System, Vec<Measured>>)>;
 
 pub struct Report {
@@ -61,7 +61,7 @@ impl Report {
         }
     }
 
-    /// A peer or a workload that there is not.
+    /// Notes a peer or a workload that is missing.
     pub fn missing(&mut self, what: &str, why: &str) {
         if self.json {
             say(json!({"type": "missing", "what": what, "why": why}));
@@ -136,7 +136,7 @@ impl Report {
         }
     }
 
-    /// Notes what missed its target, and where a fuse-overlayfs was faster.
+    /// Notes missed targets, and steps at which a fuse-overlayfs was faster.
     fn judge(&mut self, row: &Row<'_>) {
         if *row.system != (System::Jailfs(None)) {
             return;
@@ -191,8 +191,8 @@ impl Report {
     }
 }
 
-/// As times another system: the median of the ratios of each round, in which both met the same
-/// machine.
+/// The ratio to another system: the median of the ratios of all rounds, because within a round the
+/// load of the machine is alike.
 fn ratio(ours: &[Measured], theirs: &[Measured]) -> f64 {
     let pairs = ours.iter().zip(theirs).filter(|(_, theirs)| theirs.value > 0.0);
     median(pairs.map(|(ours, theirs)| ours.value / theirs.value).collect())
@@ -225,21 +225,20 @@ fn spread(all: &[Measured]) -> Spread {
     }
 }
 
-/// What one system gave in one step.
+/// The measurements of one system in one step.
 struct Row<'a> {
     workload: &'a Workload,
     step: &'a str,
     system: &'a System,
     operations: u64,
     spread: Spread,
-    /// As times each peer.
+    /// The ratio to each peer.
     ratios: &'a [(String, f64)],
     all: &'a [Measured],
 }
 
 impl Row<'_> {
-    /// How many messages there were in the last round, by name, the most first. Rounds hardly
-    /// differ.
+    /// The number of messages in the last round, by name, the most first. Rounds hardly differ.
     fn messages(&self) -> Option<Vec<(&str, u64)>> {
         let messages = self.all.last()?.messages.as_ref()?;
         let mut all: Vec<(&str, u64)> =
@@ -316,7 +315,7 @@ fn show(value: f64, unit: Unit) -> String {
     }
 }
 
-/// Says a line. When nobody listens any more there is nothing left to do.
+/// Prints a line. Exits if stdout is closed.
 fn say(line: impl std::fmt::Display) {
     if writeln!(std::io::stdout(), "{line}").is_err() {
         std::process::exit(1);

@@ -1,5 +1,5 @@
-//! Runs the workloads: in every round each system once, so that what else the machine does meets
-//! them alike.
+//! Runs the workloads: in every round each system once, so that other work on the machine affects
+//! all systems alike.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
@@ -14,24 +14,24 @@ use crate::report::Report;
 use crate::systems::{Live, Messages, System};
 use crate::workloads::{self, Workload};
 
-/// What one step of a workload gave.
+/// The measurements of one step of a workload.
 #[derive(Clone, Debug)]
 pub struct Measured {
     pub step: String,
-    /// Seconds, or what `unit` says.
+    /// A number of `unit`.
     pub value: f64,
     pub unit: Unit,
-    /// How many files, reads, rows: what one figure is divided by.
+    /// The number of files, reads or rows, by which the figure is divided.
     pub operations: u64,
-    /// Messages of the kernel, where somebody counts them.
+    /// The messages of the kernel, if the system counts them.
     pub messages: Option<Messages>,
-    /// What the daemon used, if there is one: seconds in this step, and the most memory up to now
-    /// in bytes.
+    /// The CPU seconds of the daemon in this step, if there is a daemon.
     pub cpu: Option<f64>,
+    /// The peak memory of the daemon so far, in bytes.
     pub peak: Option<u64>,
 }
 
-/// What a figure means.
+/// The unit of a figure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unit {
     Seconds,
@@ -43,7 +43,7 @@ pub struct Run<'a> {
     pub system: &'a System,
     pub materials: &'a Materials,
     pub size: Size,
-    /// What is shown, and a directory beside it that is not in the mount.
+    /// The tree of the workload, and a directory next to it outside the mount.
     pub base: PathBuf,
     pub place: PathBuf,
     live: Option<Live>,
@@ -51,12 +51,12 @@ pub struct Run<'a> {
 }
 
 impl<'a> Run<'a> {
-    /// Where the base is shown.
+    /// The root of the mounted tree.
     pub fn root(&self) -> PathBuf {
         self.live.as_ref().map(|live| live.root.clone()).unwrap_or_default()
     }
 
-    /// Mounts; what was written before at this place is shown again.
+    /// Mounts. Earlier writes at this place are visible again.
     pub fn mount(&mut self) -> Res<()> {
         self.live = Some(self.system.mount(&self.base, &self.place)?);
         Ok(())
@@ -67,7 +67,7 @@ impl<'a> Run<'a> {
         self.live.take().map_or(Ok(()), Live::end)
     }
 
-    /// Does something that takes its own time, and notes it with what it cost the daemon.
+    /// Runs a step that measures its own time, and notes the usage of the daemon with it.
     pub fn step(
         &mut self,
         step: &str,
@@ -91,7 +91,7 @@ impl<'a> Run<'a> {
             unit: Unit::Seconds,
             operations,
             messages,
-            // A daemon that was started within the step has used nothing before.
+            // A daemon that started within the step had no usage before.
             cpu: usage_after.map(|after| after.cpu - usage.unwrap_or_default().cpu.min(after.cpu)),
             peak: usage_after.map(|after| after.peak),
         });
@@ -103,12 +103,12 @@ impl<'a> Run<'a> {
         self.step(step, operations, |_| programs::run(command))
     }
 
-    /// The same, where the exit code 1 says only that nothing was found.
+    /// As above, for a program whose exit code 1 means that it found nothing.
     pub fn search(&mut self, step: &str, operations: u64, command: &mut Command) -> Res<()> {
         self.step(step, operations, |_| programs::run_to(command, &[0, 1]))
     }
 
-    /// Takes the time of something that is done in this process.
+    /// Measures the time of work in this process.
     pub fn timed(
         &mut self,
         step: &str,
@@ -136,12 +136,12 @@ impl<'a> Run<'a> {
         });
     }
 
-    /// What the daemon uses, if there is one.
+    /// The usage of the daemon, if there is one.
     pub fn usage(&self) -> Res<Option<Usage>> {
         Ok(self.live.as_ref().map(Live::usage).transpose()?.flatten())
     }
 
-    /// Asks jailfs for something that is no matter of the mount.
+    /// Sends a question to the daemon of jailfs.
     pub fn ask(&mut self, question: &str) -> Res<String> {
         self.live.as_mut().ok_or("nothing is mounted")?.ask(question)
     }
@@ -153,7 +153,7 @@ impl<'a> Run<'a> {
     }
 }
 
-/// Runs everything that was asked for.
+/// Runs all selected workloads.
 pub fn run(args: &Args, dir: &Path) -> Res<ExitCode> {
     let materials = Materials::new(dir.join("material"), args.size)?;
     let mut report = Report::begin(args, machine::describe(dir));

@@ -1,6 +1,6 @@
-//! The daemon of jailfs in a process of its own, which answers questions on its standard input: how
-//! many messages the kernel sent, and, so that only the work itself is timed and not the start of a
-//! command, checkpoint and restore.
+//! The daemon of jailfs in a process of its own. It answers questions on its standard input: the
+//! number of messages from the kernel, and checkpoint and restore. So the time of a checkpoint does
+//! not include the start of a command.
 //!
 //! ```text
 //! bench __serve BASE MNT STORE [writeback] [spin=US] [allow=PREFIX]...
@@ -43,7 +43,7 @@ pub fn main(words: &[OsString]) -> Res<()> {
     sandbox.set_view(View {
         mount_point: mount_point.clone(),
         policy: Policy::Deny,
-        // A venv is a link to the interpreter, which need not be in /usr.
+        // A venv has a link to the interpreter, which may be outside of /usr.
         allowed_targets: options
             .iter()
             .filter_map(|o| o.as_bytes().strip_prefix(b"allow="))
@@ -110,7 +110,7 @@ pub struct Daemon {
 }
 
 impl Daemon {
-    /// Starts it and waits until the mount stands.
+    /// Starts the daemon and waits until it has mounted.
     pub fn start(
         base: &Path,
         mount_point: &Path,
@@ -134,9 +134,9 @@ impl Daemon {
         self.child.id()
     }
 
-    /// Asks for something, and gives the answer.
+    /// Sends a question and returns the answer.
     pub fn ask(&mut self, question: &str) -> Res<String> {
-        let input = self.input.as_mut().ok_or("the daemon has been told to end")?;
+        let input = self.input.as_mut().ok_or("the daemon has ended")?;
         input.write_all(format!("{question}\n").as_bytes())?;
         let answer = self.line()?;
         match answer.strip_prefix("error ") {
@@ -151,7 +151,7 @@ impl Daemon {
         line.pop().map(|_| line).ok_or_else(|| "the daemon has ended".into())
     }
 
-    /// Unmounts, and waits until it has ended.
+    /// Unmounts, and waits until the daemon has ended.
     pub fn end(mut self) -> Res<()> {
         drop(self.input.take());
         let status = self.child.wait()?;

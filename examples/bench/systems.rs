@@ -1,4 +1,4 @@
-//! The ways to show a base that can be written to.
+//! The systems: ways to make a writable view of a base.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -11,13 +11,13 @@ use crate::Res;
 use crate::machine::{self, Usage};
 use crate::serve::Daemon;
 
-/// How long a mount may take to appear, and a busy one to be left.
+/// The time limit for a mount to appear, and for a busy one to become free.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// With which of its options jailfs can be measured.
+/// The options of jailfs that can be measured.
 const OPTIONS: [&str; 2] = ["writeback", "spin=0"];
 
-/// One of them. In this order they take turns.
+/// A system. They take turns in this order.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum System {
     /// The directory itself.
@@ -26,11 +26,11 @@ pub enum System {
     Overlayfs,
     /// The program of that name.
     FuseOverlayfs(PathBuf),
-    /// Ourselves, with an option of mount.
+    /// jailfs with a mount option.
     Jailfs(Option<&'static str>),
 }
 
-/// How often the kernel sent which message.
+/// The number of messages from the kernel, by name.
 pub type Messages = BTreeMap<String, u64>;
 
 impl System {
@@ -67,16 +67,16 @@ impl System {
         matches!(self, System::Jailfs(_))
     }
 
-    /// Which version there is.
+    /// Returns the version of the installed system.
     ///
     /// # Errors
-    /// Why there is none.
+    /// The reason why the system is missing.
     pub fn version(&self) -> Res<String> {
         match self {
             System::Native => Ok("the directory itself".to_owned()),
             System::Overlayfs => {
                 let known = std::fs::read_to_string("/proc/filesystems")?;
-                // A module is loaded by the first mount.
+                // The first mount loads the module.
                 let loaded = known.lines().any(|line| line.ends_with("\toverlay"));
                 Ok(if loaded { "of this kernel" } else { "of this kernel, not loaded yet" }
                     .to_owned())
@@ -95,12 +95,16 @@ impl System {
         }
     }
 
-    /// Shows `base` below `place`, a directory that keeps what is written: the same place shows the
-    /// same again.
+    /// Mounts `base` below `place`, a directory that keeps the writes: a later mount at the same
+    /// place shows them again.
     pub fn mount(&self, base: &Path, place: &Path) -> Res<Live> {
         let [mnt, upper, work] = ["mnt", "upper", "work"].map(|name| place.join(name));
         if let System::Native = self {
-            return Ok(Live { root: base.to_owned(), mount_point: None, daemon: Serving::Nobody });
+            return Ok(Live {
+                root: base.to_owned(),
+                mount_point: None,
+                daemon: Serving::NoProcess,
+            });
         }
         for dir in [&mnt, &upper, &work] {
             std::fs::create_dir_all(dir)?;
@@ -112,7 +116,7 @@ impl System {
             work.display()
         );
         let daemon = match self {
-            System::Native => Serving::Nobody,
+            System::Native => Serving::NoProcess,
             System::Overlayfs => {
                 mount(
                     Some("overlay"),
@@ -157,17 +161,17 @@ fn is_mounted(point: &Path) -> Res<bool> {
     Ok(mounts.lines().any(|line| line.split(' ').nth(1) == Some(point)))
 }
 
-/// Who answers for a mount.
+/// The process that serves a mount.
 enum Serving {
-    Nobody,
+    NoProcess,
     Kernel,
     Program(Child),
     Jailfs(Daemon),
 }
 
-/// A base that is shown.
+/// A mounted base.
 pub struct Live {
-    /// Where to work.
+    /// The directory of the workload.
     pub root: PathBuf,
     mount_point: Option<PathBuf>,
     daemon: Serving,
@@ -176,18 +180,18 @@ pub struct Live {
 impl Live {
     fn pid(&self) -> Option<u32> {
         match &self.daemon {
-            Serving::Nobody | Serving::Kernel => None,
+            Serving::NoProcess | Serving::Kernel => None,
             Serving::Program(child) => Some(child.id()),
             Serving::Jailfs(daemon) => Some(daemon.pid()),
         }
     }
 
-    /// What the daemon has used, if there is one.
+    /// The usage of the daemon, if there is one.
     pub fn usage(&self) -> Res<Option<Usage>> {
         self.pid().map(machine::usage).transpose()
     }
 
-    /// How many messages there were so far, where that is known.
+    /// The messages so far, if the system counts them.
     pub fn messages(&mut self) -> Res<Option<Messages>> {
         let Serving::Jailfs(daemon) = &mut self.daemon else { return Ok(None) };
         let text = daemon.ask("counters")?;
@@ -195,7 +199,7 @@ impl Live {
         Ok(Some(pairs.filter_map(|(name, n)| Some((name.to_owned(), n.parse().ok()?))).collect()))
     }
 
-    /// Asks jailfs for something else.
+    /// Sends another question to the daemon of jailfs.
     pub fn ask(&mut self, question: &str) -> Res<String> {
         match &mut self.daemon {
             Serving::Jailfs(daemon) => daemon.ask(question),
@@ -203,11 +207,11 @@ impl Live {
         }
     }
 
-    /// Takes the mount away and waits for the daemon.
+    /// Unmounts and waits for the daemon.
     pub fn end(mut self) -> Res<()> {
         let point = self.mount_point.take();
-        match std::mem::replace(&mut self.daemon, Serving::Nobody) {
-            Serving::Nobody => Ok(()),
+        match std::mem::replace(&mut self.daemon, Serving::NoProcess) {
+            Serving::NoProcess => Ok(()),
             Serving::Kernel => leave(point),
             Serving::Program(mut child) => {
                 leave(point)?;
@@ -221,7 +225,7 @@ impl Live {
 
 impl Drop for Live {
     fn drop(&mut self) {
-        // After an error; whoever serves ends with the mount.
+        // After an error. The server ends with the mount.
         if let Some(point) = self.mount_point.take()
             && let Err(error) = umount2(&point, MntFlags::MNT_DETACH)
         {

@@ -1,4 +1,4 @@
-//! What is wanted: times the bare disk, in one run.
+//! The targets of the benchmark.
 
 /// The most that a step may take, as times the bare disk.
 pub fn ratio(group: &str, workload: &str, step: &str) -> Option<f64> {

@@ -1,5 +1,5 @@
-//! The writers: small files, big files, renames of directories, and git. What they have in the tree
-//! stays about the same.
+//! The writers: small files, big files, renames of directories, and git. Their tree keeps about the
+//! same size.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -32,7 +32,7 @@ impl Rng {
     }
 }
 
-/// What writers and the one who measures share.
+/// The counters that the writers and the measuring thread share.
 #[derive(Default)]
 pub struct Load {
     over: AtomicBool,
@@ -40,11 +40,11 @@ pub struct Load {
     between: RwLock<()>,
     /// Operations so far.
     pub done: AtomicU64,
-    /// Those that failed: a restore can take away what was there a moment ago.
+    /// Operations that failed, because a restore removed their file.
     pub missed: AtomicU64,
-    /// What the operations on small files took since somebody looked.
+    /// The durations of operations on small files since the last measurement.
     pub small: Mutex<Vec<Duration>>,
-    /// What commits took.
+    /// The durations of commits.
     pub commits: Mutex<Vec<Duration>>,
 }
 
@@ -53,7 +53,7 @@ impl Load {
         self.over.store(true, Ordering::Relaxed);
     }
 
-    /// Does something while no writer is in the middle of a step.
+    /// Runs `act` while no writer is in the middle of a step.
     pub fn paused<T>(&self, work: impl FnOnce() -> T) -> T {
         let _alone = self.between.write().unwrap_or_else(PoisonError::into_inner);
         work()
@@ -66,7 +66,7 @@ impl Load {
                 let counter = if step().is_ok() { &self.done } else { &self.missed };
                 counter.fetch_add(1, Ordering::Relaxed);
             }
-            // It is somebody who works, and no benchmark.
+            // This imitates a user at work; it is no benchmark.
             std::thread::sleep(pause);
         }
     }
@@ -162,7 +162,7 @@ fn big(load: &Load, mnt: &Path, mut rng: Rng) {
     });
 }
 
-/// Directories that are moved with all that is in them.
+/// Directories that are moved with their content.
 fn trees(load: &Load, mnt: &Path, mut rng: Rng) {
     let dir = mnt.join("trees");
     load.run(Duration::from_millis(50), || {
@@ -197,8 +197,8 @@ fn git(load: &Load, mnt: &Path, mut rng: Rng) {
                 rng.below(30)
             )
         };
-        // A checkpoint can have been made in the middle of a commit: after its restore there is the
-        // lock of a git that is gone.
+        // A checkpoint may have been made in the middle of a commit. Its restore brings back the
+        // lock of a git process that is gone.
         let script = format!("rm -f .git/*.lock .git/refs/heads/*.lock; {script}");
         load.timed(&load.commits, || {
             let status =

@@ -17,7 +17,7 @@
 #![expect(
     clippy::print_stdout,
     clippy::disallowed_methods,
-    reason = "an example talks to whoever tries it, and programs in a mount call what they like"
+    reason = "an example prints its result, and programs in a mount may make any call"
 )]
 
 mod load;
@@ -38,11 +38,11 @@ use measure::{Figures, Times};
 
 const USAGE: &str =
     "usage: long_life [--minutes N] [--keep N] [--checkpoints yes|no] [--seed N] [--rows N]";
-/// A store in use is copied so many times, at most, until nothing changed meanwhile.
+/// The most copies of a store in use, until one was not changed meanwhile.
 const COPIES: u32 = 20;
-/// Between two checkpoints.
+/// The time between two checkpoints.
 const SECOND: Duration = Duration::from_secs(1);
-/// A restore comes after so many checkpoints, an apply, and a gc.
+/// The number of checkpoints between two restores, two applies, and two collections.
 const RESTORE: u64 = 15;
 const APPLY: u64 = 100;
 const GC: u64 = 60;
@@ -94,7 +94,7 @@ impl Options {
     }
 }
 
-/// Where everything is.
+/// The directories of the run.
 struct Place {
     dir: tempfile::TempDir,
     base: PathBuf,
@@ -118,8 +118,8 @@ impl Place {
         mount(&self.base, &self.mnt, &self.store)
     }
 
-    /// How long it takes to mount a copy of the store, in milliseconds. What tidies up in the
-    /// background may take away what is about to be copied: then it is copied again.
+    /// Measures the time to mount a copy of the store, in milliseconds. Background work may remove
+    /// a file while it is being copied; then the store is copied again.
     fn time_to_mount(&self) -> Result<f64> {
         let copy = self.dir.path().join("copy");
         for _ in 1..COPIES {
@@ -200,7 +200,7 @@ fn live(options: &Options) -> Result<()> {
     umount(&place.store)
 }
 
-/// One checkpoint a second, and what goes with it.
+/// Makes a checkpoint a second, and the restores, applies and collections.
 fn drive(place: &Place, load: &Load, options: &Options) -> Result<()> {
     let mut rng = Rng::new(options.seed);
     let mut times = Times::default();
@@ -261,7 +261,8 @@ fn turn(
     times.checkpoint.take(|| ask(Request::Checkpoint { name: None, message: String::new() }))?;
     if count.is_multiple_of(RESTORE) {
         let back = 1 + rng.below(options.keep.clamp(1, 20)) as u32;
-        // git and the others hold files across operations of theirs: they are between two of them.
+        // git and the other writers hold files across operations. Here they are between two of
+        // them.
         load.paused(|| {
             times.restore.take(|| {
                 ask(Request::Restore {

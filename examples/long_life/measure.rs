@@ -1,4 +1,4 @@
-//! What a daemon and its store are like.
+//! Measures a daemon and its store.
 
 use std::fmt;
 use std::fs;
@@ -13,7 +13,7 @@ use jailfs::error::{Attempt, Error, Kind, Result};
 use crate::client;
 use crate::load::Load;
 
-/// How long something took, each time.
+/// The durations of an operation.
 #[derive(Default)]
 pub struct Each(Vec<Duration>);
 
@@ -26,7 +26,7 @@ impl Each {
     }
 }
 
-/// How long the verbs took since the last row.
+/// The durations of the verbs since the last row.
 #[derive(Default)]
 pub struct Times {
     pub checkpoint: Each,
@@ -53,7 +53,7 @@ impl fmt::Display for Spread {
     }
 }
 
-/// A row.
+/// The figures of a row.
 pub struct Figures {
     minutes: f64,
     rss: u64,
@@ -83,7 +83,7 @@ impl Figures {
         indexes KiB  heads.log B  identities B  mount ms       ops  missed  small us p50/max  \
         commit ms  checkpoint ms    restore ms      apply ms         gc ms";
 
-    /// Looks at everything.
+    /// Takes all figures.
     pub fn take(
         since: Duration,
         store: &Path,

@@ -48,12 +48,11 @@ use crate::types::{BaseMark, FileKind, Name, TreePath};
 pub use attributes::Attributes;
 pub use dir_lookup::DirLookup;
 pub use obstacle::Obstacle;
-pub use stat::BaseStat;
+pub use stat::{BaseStat, require_file};
 pub use write::{BaseWriter, WriteDir};
 
 use errno::{read_errno, read_error};
 use resolve::{Resolver, Root, open_failpoint};
-use stat::require_file;
 
 /// An opened base directory.
 pub struct Base {

@@ -110,7 +110,10 @@ impl BaseStat {
 }
 
 /// Refuses every kind but a regular file.
-pub(super) fn require_file(kind: FileKind) -> FsResult<()> {
+///
+/// # Errors
+/// EISDIR for a directory, EINVAL for the others.
+pub fn require_file(kind: FileKind) -> FsResult<()> {
     match kind {
         FileKind::File => Ok(()),
         FileKind::Dir => Err(FsError::IsADirectory),

@@ -87,9 +87,9 @@ impl Apply {
                 return Ok(());
             }
             (false, false) => "applied",
-            (false, true) => "took back the last apply",
+            (false, true) => "undid the last apply",
             (true, false) => "would apply",
-            (true, true) => "would take back the last apply",
+            (true, true) => "would undo the last apply",
         };
         out.line(&format!("{done}: {}", format::summary(&applied.changes)?));
         format::list(&applied.changes, !self.dry_run, |line| out.line(line))?;

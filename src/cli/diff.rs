@@ -21,9 +21,9 @@ use crate::sandbox::{Changes, Detail, FileRev, Reply, Request, Rev};
 /// checkpoint. The exit code is 0 whether or not there are differences.
 #[derive(Args)]
 pub(super) struct Diff {
-    /// Up to two states ('@' now, '@-1' the last checkpoint, 'base', a number or a name, 'HEAD@' and
-    /// 'HEAD@-1' those of another head), then paths; or a version of a file, PATH@N, and what to compare it with: the file as it is,
-    /// another version, another file
+    /// Up to two states ('@' now, '@-1' the last checkpoint, 'base', a number or a name, 'HEAD@'
+    /// and 'HEAD@-1' those of another head), then paths; or a version of a file, PATH@N, and what
+    /// to compare it with: the file as it is, another version, another file
     #[arg(value_name = "FROM [TO]] [PATH")]
     words: Vec<OsString>,
     /// Paths, also if they look like states

@@ -21,7 +21,8 @@ use crate::store;
 /// Fork the sandbox: a second head that begins with the same tree, and changes apart from it
 ///
 /// Takes the tree as it is now, without stopping the programs that work in it. A fork costs no copy
-/// of any file. 'jailfs --head NAME' or a command in its mount uses it; 'jailfs diff NAME@' compares.
+/// of any file. 'jailfs --head NAME' or a command in its mount uses it; 'jailfs diff NAME@'
+/// compares.
 #[derive(Args)]
 pub(super) struct Fork {
     /// The name of the fork; must be new, and follow the rules for names of checkpoints
@@ -36,7 +37,8 @@ pub(super) struct Fork {
     /// Make N forks: NAME-1 to NAME-N
     #[arg(short, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
     n: Option<u32>,
-    /// Options of the mounts, as of 'jailfs mount'; the default is those of the mount that is forked
+    /// Options of the mounts, as of 'jailfs mount'; the default is those of the mount that is
+    /// forked
     #[arg(short, value_name = "OPTIONS")]
     options: Vec<OsString>,
     /// Drop the fork; 'jailfs gc' frees its space. A mounted fork is refused

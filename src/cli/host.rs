@@ -24,7 +24,7 @@ pub(super) const FS_TYPE: &[u8] = b"fuse.jailfs";
 /// The time limit for the daemons of other mounts. One of them may be stopped.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// What a mount shows.
+/// The content of a mount.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Place {
     /// The store's directory.
@@ -72,8 +72,8 @@ pub(super) fn within(dir: &Path) -> Result<Within> {
     }
 }
 
-/// What the mount shows in which a directory lies. ENODATA if it is not a mount of ours: on other
-/// filesystems any user can set the attributes.
+/// The content of the mount in which a directory lies. ENODATA if it is not a mount of ours: on
+/// other filesystems any user can set the attributes.
 ///
 /// # Errors
 /// EPERM if the mount belongs neither to this user nor to root, because its owner could name any

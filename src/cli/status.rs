@@ -86,6 +86,25 @@ fn text(status: &Data, head: Option<&str>) -> Vec<String> {
         0 => "applied     never".to_owned(),
         epoch => format!("applied     {}", format::times(epoch.into())),
     });
+    all.append(&mut failures(status));
+    if status.refused_count > 0 {
+        let times = format::times(status.refused_count);
+        all.push(format!("what leads out was refused {times}, the last:"));
+        all.extend(status.refusals.iter().map(refusal));
+    }
+    if !status.base_problems.is_empty() {
+        all.push("problems with the base:".to_owned());
+        let problems = status.base_problems.iter();
+        all.extend(
+            problems.map(|(path, reason)| format!("  {path}: {}", format::one_line(reason))),
+        );
+    }
+    all
+}
+
+/// The lines about a failed sync and an unfinished rollback.
+fn failures(status: &Data) -> Vec<String> {
+    let mut all = Vec::new();
     if status.sync_failed {
         all.push(
             "a sync of the store failed: what was not synced before may be lost, and nothing can \
@@ -110,18 +129,6 @@ fn text(status: &Data, head: Option<&str>) -> Vec<String> {
         );
         all.extend(
             rollback.iter().map(|(path, reason)| format!("  {path}: {}", format::one_line(reason))),
-        );
-    }
-    if status.refused_count > 0 {
-        let times = format::times(status.refused_count);
-        all.push(format!("what leads out was refused {times}, the last:"));
-        all.extend(status.refusals.iter().map(refusal));
-    }
-    if !status.base_problems.is_empty() {
-        all.push("problems with the base:".to_owned());
-        let problems = status.base_problems.iter();
-        all.extend(
-            problems.map(|(path, reason)| format!("  {path}: {}", format::one_line(reason))),
         );
     }
     all

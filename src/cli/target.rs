@@ -10,8 +10,8 @@
 //!    comes last because it can outlive its command, for example in a terminal multiplexer, and
 //!    must not redirect a command in another base.
 //!
-//! The head is that of `--head`, else that of the mount in which the directory lies. Without both it
-//! is `main`, or the only mounted one.
+//! The head is that of `--head`, else that of the mount in which the directory lies. Without both
+//! it is `main`, or the only mounted one.
 //!
 //! If a daemon holds the store, it handles the request. Otherwise this process takes the lock and
 //! handles it.

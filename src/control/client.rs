@@ -203,8 +203,8 @@ impl Client {
             .hint("if the daemon has ended, STORE/daemon.log says why")
     }
 
-    /// After an unmount, waits until the daemon has closed the head, or with the last one its store.
-    /// `false` if it has not after `limit`.
+    /// After an unmount, waits until the daemon has closed the head, or with the last one its
+    /// store. `false` if it has not after `limit`.
     pub fn wait_for_end(self, limit: Duration) -> bool {
         match frame::read(&mut Until::new(&self.stream, limit), 0) {
             Err(FrameError::Io(error)) => error.kind() != io::ErrorKind::WouldBlock,

@@ -10,11 +10,11 @@ pub struct Call {
     /// The head that the client means; `None` lets the daemon choose. A command of `run` always
     /// means the head of its own sandbox.
     pub head: Option<String>,
-    /// What the client asks for.
+    /// The question of the client.
     pub message: Message,
 }
 
-/// What a client asks for.
+/// The question of a client.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Message {
     /// Handles a request in the sandbox of the head. Answered by [`Answer::Reply`].

@@ -67,7 +67,7 @@ pub struct Peer {
 
 /// A successful answer to a call.
 pub struct Answered {
-    /// What the client gets.
+    /// The answer for the client.
     pub answer: Answer,
     /// If set, the connection serves no more calls, and closes at this end.
     pub closes_at: Option<Arc<Waiting>>,

@@ -8,15 +8,16 @@
 //! free. A write to the `abort` file of the FUSE control filesystem aborts the connection all the
 //! same, but a living process must do the write.
 //!
-//! The guard is this program again, and one guards all mounts. Its standard input is a pipe, and its
-//! standard output a socket over which the daemon sends the `abort` file of each mount. Only one
-//! thread of the daemon has the other end of the pipe open. This thread has its own table of open
-//! files and never blocks in the kernel beyond signals. So the pipe ends with the daemon, whatever
-//! the other threads do. If a mount is gone by then, its connection is too, and no other connection
-//! has this file.
+//! The guard is this program again, and one guards all mounts. Its standard input is a pipe, and
+//! its standard output a socket over which the daemon sends the `abort` file of each mount. Only
+//! one thread of the daemon has the other end of the pipe open. This thread has its own table of
+//! open files and never blocks in the kernel beyond signals. So the pipe ends with the daemon,
+//! whatever the other threads do. If a mount is gone by then, its connection is too, and no other
+//! connection has this file.
 //!
 //! ```text
-//! message = b'+' | number u64 little-endian, with the abort file; or b'-' | number: the mount ended
+//! message = b'+' | number u64 little-endian, with the abort file; or b'-' | number: the mount
+//! ended
 //! ```
 
 use std::collections::BTreeMap;
@@ -145,7 +146,8 @@ pub fn main() -> u8 {
 struct Watched(BTreeMap<u64, File>);
 
 impl Watched {
-    /// Collects abort files until the pipe ends. Returns whether that means the death of the daemon.
+    /// Collects abort files until the pipe ends. Returns whether that means the death of the
+    /// daemon.
     fn wait_for_death(&mut self) -> bool {
         let (stdin, stdout) = (io::stdin(), io::stdout());
         let (mut is_ready, mut is_connected) = (false, true);

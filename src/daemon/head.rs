@@ -48,8 +48,8 @@ impl ServedHead {
     }
 
     /// Serves the head of `sandbox` in a mount that was made for it in another mount namespace.
-    /// There it is visible at `mount_point`, in a view of its own. Symlinks keep their text, because
-    /// none leads out of the view.
+    /// There it is visible at `mount_point`, in a view of its own. Symlinks keep their text,
+    /// because none leads out of the view.
     ///
     /// # Errors
     /// The mount cannot be served.
@@ -152,7 +152,8 @@ impl ServedHead {
         self.unmounter.unmount(false)
     }
 
-    /// Takes the sandbox away from further requests, and waits for those in progress that change it.
+    /// Takes the sandbox away from further requests, and waits for those in progress that change
+    /// it.
     pub(super) fn close(&self) -> Option<Arc<Sandbox>> {
         self.sandbox.write().take()
     }

@@ -94,9 +94,9 @@ pub struct Choice {
     pub max_store: Option<u64>,
     /// The number of last operations whose states are kept. None is the default.
     pub operations: Option<u64>,
-    /// The number of versions that are kept of each file. None is the default.
+    /// The number of edits that are kept of each file. None is the default.
     pub history: Option<u32>,
-    /// The maximum number of bytes of all versions. None is the default.
+    /// The maximum number of bytes of content that only edits need. None is the default.
     pub history_bytes: Option<u64>,
     /// How the root shows the checkpoints.
     pub snapdir: Snapdir,
@@ -145,7 +145,7 @@ impl Choice {
     pub(super) fn history(&self) -> Bounds {
         let default = Bounds::default();
         Bounds {
-            versions: self.history.unwrap_or(default.versions),
+            edits: self.history.unwrap_or(default.edits),
             bytes: self.history_bytes.unwrap_or(default.bytes),
         }
     }

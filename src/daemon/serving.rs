@@ -18,12 +18,12 @@ use crate::sys;
 /// Refuses requests before they reach the sandbox.
 pub type Gate = fn(&Request) -> Result<()>;
 
-/// What the clients of a control socket may do.
+/// The rights of the clients of a control socket.
 #[derive(Clone)]
 pub enum Access {
     /// Everything.
     Full,
-    /// What this gate lets through, but mount no head. A command inside means this head only.
+    /// All that this gate admits, except to mount a head. A command inside means this head only.
     OfRun {
         /// The gate.
         gate: Gate,

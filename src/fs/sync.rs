@@ -15,7 +15,7 @@ use crate::fs::{Core, Fs};
 use crate::store::io::fsync_probe::Unsynced;
 use crate::store::layer::{JournalExchange, Upper};
 
-/// What must be done before the next sync or seal succeeds. A lock around it is the sync gate.
+/// The work to do before the next sync or seal succeeds. A lock around it is the sync gate.
 #[derive(Default)]
 pub(super) struct SyncGate {
     /// Layers whose seal failed, the lowest last.

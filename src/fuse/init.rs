@@ -28,7 +28,7 @@ const WANTED: &[(InitFlags, &str)] = &[
     (InitFlags::FUSE_ASYNC_DIO, "direct requests wait for each other"),
 ];
 
-/// What the kernel supports.
+/// The features that the kernel supports.
 pub(super) struct Negotiated {
     /// ENOSYS to OPEN makes the kernel never send OPEN again.
     pub(super) no_open: bool,

@@ -522,7 +522,7 @@ impl Unmounter {
         }
     }
 
-    /// Has the thread in [`Mounted::wait`] end the mount at once, whoever uses it.
+    /// Has the thread in [`Mounted::wait`] end the mount at once, even if it is in use.
     pub fn abandon(&self) {
         if self.events.send(SessionEvent::Abandoned).is_err() {
             log::debug!("the mount has ended already");

@@ -28,7 +28,7 @@ const EPOCH_THRESHOLD: usize = 20_000;
 /// How many nodes are looked up in the node table under one hold of the filesystem's lock.
 const HELD_QUERY_CHUNK: usize = 256;
 
-/// What a flush and an invalidation need to know about one mount.
+/// One mount, as a flush and an invalidation need it.
 pub(super) struct Mount {
     pub(super) fs: Arc<Fs>,
     pub(super) channel: Arc<Channel>,

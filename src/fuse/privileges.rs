@@ -6,7 +6,7 @@
 //! rights from /proc. The caller is blocked in the call that is being served, so they cannot change
 //! meanwhile. That costs time and happens only if the file has such a bit.
 //!
-//! File capabilities are cleared by every change, whoever makes it; `fs` does that.
+//! Every change clears file capabilities, even one by root; `fs` does that.
 
 use fuser::Request;
 

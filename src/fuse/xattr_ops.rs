@@ -9,7 +9,7 @@ use std::os::unix::ffi::OsStrExt;
 
 use fuser::{INodeNo, ReplyEmpty, ReplyXattr, Request};
 
-use crate::error::FsError;
+use crate::error::{FsError, FsResult};
 use crate::fs::SetXattr;
 use crate::fuse::counters::Op;
 use crate::fuse::privileges::Requester;
@@ -42,11 +42,7 @@ impl Server {
         const XATTR_REPLACE: i32 = 2;
         let call = self.call(Op::Setxattr, request, ino, Some(name));
         let name = name.as_bytes();
-        let result = if node(ino).is_in_snapdir() {
-            Err(FsError::ReadOnly)
-        } else if name.starts_with(OWN_PREFIX) {
-            Err(FsError::NotPermitted)
-        } else {
+        let result = check_writable(ino, name).and_then(|()| {
             let how = SetXattr {
                 create: flags & XATTR_CREATE != 0,
                 replace: flags & XATTR_REPLACE != 0,
@@ -54,7 +50,7 @@ impl Server {
                     && Requester::of(request).clears_setgid(&self.fs, node(ino)),
             };
             self.fs.setxattr(node(ino), name, value, how)
-        };
+        });
         self.selinux.note(name, result.is_ok());
         call.reply_empty(self.sync_if_required(result), reply);
         self.invalidate_drifted();
@@ -120,14 +116,16 @@ impl Server {
     ) {
         let call = self.call(Op::Removexattr, request, ino, Some(name));
         let name = name.as_bytes();
-        let result = if node(ino).is_in_snapdir() {
-            Err(FsError::ReadOnly)
-        } else if name.starts_with(OWN_PREFIX) {
-            Err(FsError::NotPermitted)
-        } else {
-            self.fs.removexattr(node(ino), name)
-        };
+        let result = check_writable(ino, name).and_then(|()| self.fs.removexattr(node(ino), name));
         call.reply_empty(self.sync_if_required(result), reply);
         self.invalidate_drifted();
     }
+}
+
+/// Refuses to change attributes of the snapshot directory, and those that jailfs serves itself.
+fn check_writable(ino: INodeNo, name: &[u8]) -> FsResult<()> {
+    if node(ino).is_in_snapdir() {
+        return Err(FsError::ReadOnly);
+    }
+    if name.starts_with(OWN_PREFIX) { Err(FsError::NotPermitted) } else { Ok(()) }
 }

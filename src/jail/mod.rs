@@ -91,7 +91,7 @@ pub trait Walk {
     fn lookup(&self, dir: Self::Dir, name: &Name) -> FsResult<Option<NameTarget<Self::Dir>>>;
 }
 
-/// What a name refers to.
+/// The target of a name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NameTarget<D> {
     /// A directory.
@@ -246,7 +246,7 @@ struct Position<D> {
     down: Vec<(Name, D)>,
 }
 
-/// What a resolution has reached.
+/// The point that a resolution has reached.
 enum Reached<D> {
     /// A directory of the tree.
     Tree(Position<D>),

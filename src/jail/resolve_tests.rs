@@ -294,7 +294,7 @@ const ROWS: &[(&str, &str, Policy, Want)] = &[
     ("", "../../..", Literal, Same),
     ("", "d/../../x", Literal, Same),
     ("", "/home/u/base/f", Literal, Same),
-    // What cannot be served.
+    // These cannot be served.
     ("", "", Deny, Fails(|| FsError::NotFound)),
     ("", "", Literal, Fails(|| FsError::NotFound)),
     ("", "a\0b", Deny, Fails(|| FsError::Invalid)),

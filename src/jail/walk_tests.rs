@@ -42,6 +42,15 @@ enum Ground {
     Bare,
 }
 
+impl End {
+    fn at(at: At) -> End {
+        match at {
+            At::Node(node) => End::Node(node),
+            At::Allowed(path) => End::Allowed(path),
+        }
+    }
+}
+
 /// The path walk of namei.c, reduced to what matters here. `read` answers READLINK; `mischief` runs
 /// before every step.
 fn walk(
@@ -50,11 +59,22 @@ fn walk(
     tree: &mut MemoryTree,
     dir: usize,
     text: &[u8],
+    read: impl FnMut(&MemoryTree, usize, &[u8]) -> Result<Vec<u8>, End>,
+    mischief: impl FnMut(&mut MemoryTree, usize, &[u8]),
+) -> End {
+    walk_to_end(jail, ground, tree, dir, text, read, mischief).unwrap_or_else(|end| end)
+}
+
+fn walk_to_end(
+    jail: &Jail,
+    ground: Ground,
+    tree: &mut MemoryTree,
+    dir: usize,
+    text: &[u8],
     mut read: impl FnMut(&MemoryTree, usize, &[u8]) -> Result<Vec<u8>, End>,
     mut mischief: impl FnMut(&mut MemoryTree, usize, &[u8]),
-) -> End {
-    let mut links = 0;
-    let mut was_absolute = false;
+) -> Result<End, End> {
+    let (mut links, mut was_absolute) = (0, false);
     let mut at = At::Node(dir);
     // Each list is reversed: the next component is the last of the last list.
     let mut pending: Vec<Vec<Vec<u8>>> = Vec::new();
@@ -63,28 +83,17 @@ fn walk(
         if let (Some(stored), At::Node(dir)) = (link.take(), &at) {
             links += 1;
             if links > LINKS_MAX {
-                return End::Loop;
+                return Err(End::Loop);
             }
-            let text = match read(tree, *dir, &stored) {
-                Ok(text) => text,
-                Err(end) => return end,
-            };
+            let text = read(tree, *dir, &stored)?;
             assert!(!text.is_empty());
             mischief(tree, *dir, b".");
             was_absolute |= text.starts_with(b"/");
-            match begin_text(jail, ground, &mut at, &text) {
-                Ok(parts) => pending.push(parts),
-                Err(end) => return end,
-            }
+            pending.push(begin_text(jail, ground, &mut at, &text)?);
         }
-        let Some(part) = next_component(&mut pending) else {
-            return match at {
-                At::Node(node) => End::Node(node),
-                At::Allowed(path) => End::Allowed(path),
-            };
-        };
+        let Some(part) = next_component(&mut pending) else { return Ok(End::at(at)) };
         let dir = match &mut at {
-            At::Allowed(_) if part == b".." => return End::Out,
+            At::Allowed(_) if part == b".." => return Err(End::Out),
             At::Allowed(path) => {
                 if part != b"." {
                     path.push(part);
@@ -94,27 +103,23 @@ fn walk(
             At::Node(dir) => *dir,
         };
         mischief(tree, dir, &part);
-        if !tree.is_dir(dir) {
-            return End::NotADirectory;
+        match &*part {
+            _ if !tree.is_dir(dir) => return Err(End::NotADirectory),
+            b"." => continue,
+            _ => {}
         }
-        if part == b"." {
-            continue;
+        if part == b".." && dir == ROOT {
+            // An absolute text that leads out may lead back in, through names of the host.
+            let may_return = ground == Ground::Bare && was_absolute;
+            return Err(if may_return { End::Unknown } else { End::Out });
         }
         if part == b".." {
-            if dir == ROOT {
-                // An absolute text that leads out may lead back in, through names of the host.
-                return if ground == Ground::Bare && was_absolute {
-                    End::Unknown
-                } else {
-                    End::Out
-                };
-            }
             at = At::Node(tree.nodes[dir].parent);
             continue;
         }
         match tree.child(dir, &part) {
-            None if pending.iter().all(Vec::is_empty) => return End::Missing(dir, part),
-            None => return End::NoEntry,
+            None if pending.iter().all(Vec::is_empty) => return Err(End::Missing(dir, part)),
+            None => return Err(End::NoEntry),
             Some(child) => match &tree.nodes[child].kind {
                 Kind::Link(stored) => link = Some(stored.clone()),
                 Kind::Dir(_) | Kind::File => at = At::Node(child),

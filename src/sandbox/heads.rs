@@ -18,7 +18,7 @@ use crate::store::Store;
 use crate::timeline::forks::HeadInfo;
 use crate::timeline::{Common, Timeline};
 
-/// What the sandboxes of one open store share.
+/// The parts that the sandboxes of one open store share.
 pub(super) struct Shared {
     pub(super) store_path: PathBuf,
     pub(super) base_path: PathBuf,
@@ -78,7 +78,8 @@ impl Sandbox {
     /// Waits for the operation that is running.
     ///
     /// # Errors
-    /// [`Kind::NoStore`](crate::error::Kind::NoStore) if there is no such head; damage; a failure of the store.
+    /// [`Kind::NoStore`](crate::error::Kind::NoStore) if there is no such head; damage; a failure
+    /// of the store.
     pub fn head(&self, name: &str) -> Result<Arc<Sandbox>> {
         open_head(self.timeline.common(), &self.shared, name)
     }

@@ -3,8 +3,8 @@
 //! * They keep the store small and quick to open. Without them the sandbox works the same.
 //! * Compaction runs after each operation and wakes the other two, so that they work on compact
 //!   layers.
-//! * Dropping the [`Housekeeper`] ends the threads and waits for them. What they did not finish,
-//!   the next mount does.
+//! * Dropping the [`Housekeeper`] ends the threads and waits for them. The next mount does
+//!   the work that they did not finish.
 
 use std::sync::Arc;
 

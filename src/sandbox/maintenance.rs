@@ -195,6 +195,6 @@ fn checked(report: fsck::Report) -> Checked {
         bytes_read: report.bytes_read,
         bytes_without_sum: report.bytes_without_sum,
         warnings: report.warnings.iter().map(ToString::to_string).collect(),
-        edits: report.versions,
+        edits: report.edits,
     }
 }

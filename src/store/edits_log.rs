@@ -11,10 +11,10 @@
 //! it anew when that works again.
 //!
 //! Always true:
-//! * After a power cut, a version is valid only if a later [`EditsLogRecord::SyncedTo`] covers its
+//! * After a power cut, an edit is valid only if a later [`EditsLogRecord::SyncedTo`] covers its
 //!   record.
-//! * Before content of a version is freed, the log records, synced, that the version no longer
-//!   refers to it, or is dropped ([`EditsLog::begin_secure`]). So a version that is read refers to
+//! * Before content of an edit is freed, the log records, synced, that the edit no longer
+//!   refers to it, or is dropped ([`EditsLog::begin_secure`]). So an edit that is read refers to
 //!   its own bytes.
 
 use std::fs::File;
@@ -69,9 +69,9 @@ pub struct Content {
     pub extents: Vec<(ByteRange, Source)>,
 }
 
-/// The state of a path before an edit.
+/// An edit of a path, with the content before it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Version {
+pub struct LoggedEdit {
     /// When the edit began.
     pub time: Timestamp,
     /// The operation that began it.
@@ -83,20 +83,20 @@ pub struct Version {
 /// The limits of the edit history.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Bounds {
-    /// Versions of each path; 0 keeps none.
-    pub versions: u32,
-    /// Bytes of content that only versions refer to, over all paths.
+    /// Edits of each path; 0 keeps none.
+    pub edits: u32,
+    /// Bytes of content that only edits refer to, over all paths.
     pub bytes: u64,
 }
 
 impl Default for Bounds {
     fn default() -> Bounds {
-        Bounds { versions: 10, bytes: 256 << 20 }
+        Bounds { edits: 10, bytes: 256 << 20 }
     }
 }
 
-/// A version with its number, and whether its bytes are synced.
-pub type Numbered = (u32, Version, bool);
+/// An edit with its number, and whether its bytes are synced.
+pub type Numbered = (u32, LoggedEdit, bool);
 
 /// A record of the log.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -108,9 +108,9 @@ pub enum EditsLogRecord {
     },
     /// The limits from now on.
     Bounds(Bounds),
-    /// Edits began. These are the versions before them.
-    Kept(Vec<(TreePath, Version)>),
-    /// A file was renamed. The new path gets its versions, if it has none of its own.
+    /// Edits began.
+    Kept(Vec<(TreePath, LoggedEdit)>),
+    /// A file was renamed. The new path gets its edits, if it has none of its own.
     Copied {
         /// The old path.
         from: TreePath,
@@ -131,24 +131,24 @@ pub enum EditsLogRecord {
         /// The path of the other.
         b: TreePath,
     },
-    /// An undo or a redo went to a version of a path, or back to the content before the first
+    /// An undo or a redo went to an edit of a path, or back to the content before the first
     /// undo.
     At {
         /// The path.
         path: TreePath,
-        /// The number of the version; `None` for the content before the first undo.
+        /// The number of the edit; `None` for the content before the first undo.
         number: Option<u32>,
     },
-    /// The bytes of a version are stored elsewhere from now on.
+    /// The bytes of an edit are stored elsewhere from now on.
     Remapped {
         /// The path.
         path: TreePath,
-        /// The number of the version.
+        /// The number of the edit.
         number: u32,
         /// Where its bytes are stored.
         extents: Vec<(ByteRange, Source)>,
     },
-    /// The versions of a path up to this number were dropped.
+    /// The edits of a path up to this number were dropped.
     Dropped {
         /// The path.
         path: TreePath,
@@ -157,18 +157,18 @@ pub enum EditsLogRecord {
     },
     /// The pool bytes of this many of the first records are synced.
     SyncedTo(u64),
-    /// All versions of a path, in a rewritten log.
+    /// All edits of a path, in a rewritten log.
     List {
         /// The path.
         path: TreePath,
-        /// The number of its next version.
+        /// The number of its next edit.
         next: u32,
-        /// The version that an undo went to.
+        /// The edit that an undo went to.
         at: Option<u32>,
-        /// The versions, oldest first.
-        versions: Vec<Numbered>,
+        /// The edits, oldest first.
+        edits: Vec<Numbered>,
     },
-    /// A sync failed. A version that no `SyncedTo` covers is invalid, as after a power cut.
+    /// A sync failed. An edit that no `SyncedTo` covers is invalid, as after a power cut.
     SyncFailed,
 }
 
@@ -176,7 +176,7 @@ pub enum EditsLogRecord {
 #[derive(Default)]
 pub struct Recorded {
     frames: Option<Frames<EditsLogRecord>>,
-    /// The content of a version is valid if its record is among this many first ones.
+    /// The content of an edit is valid if its record is among this many first ones.
     pub valid: u64,
     /// The end of the good frames.
     end: u64,
@@ -254,9 +254,9 @@ pub(super) fn read(dir: &StoreDir, head: &str, trust: &Trust) -> Result<Option<R
 }
 
 impl Store {
-    /// The content that any record of the log of a head refers to: also that of versions which later
-    /// records drop, because a power cut can take those records. Empty if the log cannot be read;
-    /// opening the head then begins a new one.
+    /// The content that any record of the log of a head refers to: also that of edits which
+    /// later records drop, because a power cut can take those records. Empty if the log cannot be
+    /// read; opening the head then begins a new one.
     pub fn edited_content(&self, head: &str) -> Vec<(ByteRange, Source)> {
         let recorded = match read(&self.dir, head, &self.trust) {
             Ok(recorded) => recorded.unwrap_or_default(),
@@ -266,12 +266,12 @@ impl Store {
             }
         };
         let mut all = Vec::new();
-        let of = |version: &Version| version.content.clone();
+        let of = |edit: &LoggedEdit| edit.content.clone();
         for record in recorded.records() {
             let contents: Vec<Arc<Content>> = match record {
                 EditsLogRecord::Kept(kept) => kept.iter().filter_map(|(_, v)| of(v)).collect(),
-                EditsLogRecord::List { versions, .. } => {
-                    versions.iter().filter_map(|(_, v, _)| of(v)).collect()
+                EditsLogRecord::List { edits, .. } => {
+                    edits.iter().filter_map(|(_, v, _)| of(v)).collect()
                 }
                 // The same bytes, stored elsewhere.
                 EditsLogRecord::Remapped { extents, .. } => {
@@ -413,7 +413,7 @@ impl EditsLog {
         self.len() > self.rewritten_len.saturating_mul(2).saturating_add(SMALL_LOG)
     }
 
-    /// Notes that the log has versions that do not exist. It is rewritten before the next record,
+    /// Notes that the log has edits that do not exist. It is rewritten before the next record,
     /// and before any content is freed.
     pub fn mark_stale(&mut self) {
         self.standing = Standing::Stale;
@@ -503,8 +503,8 @@ impl EditsLog {
         Ok(())
     }
 
-    /// Begins to make sure that the log on disk has no version that is dropped, before the content
-    /// of such versions is freed. `all` are the current records. Returns the sync that the caller
+    /// Begins to make sure that the log on disk has no edit that is dropped, before the content
+    /// of such edits is freed. `all` are the current records. Returns the sync that the caller
     /// must do, without holding a lock.
     ///
     /// # Errors

@@ -8,8 +8,8 @@
 //! | 4 | several heads: forks and merges |
 //!
 //! A store gets a higher format when it is about to use what came with it. An older jailfs then
-//! refuses the store: it would report layers in packs as lost, return deflated bytes as content, and
-//! free what only another head needs.
+//! refuses the store: it would report layers in packs as lost, return deflated bytes as content,
+//! and free what only another head needs.
 
 use std::path::Path;
 use std::sync::atomic::Ordering;

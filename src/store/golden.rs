@@ -16,7 +16,7 @@ use super::record::*;
 use super::volatile::VolatileRecord;
 use crate::store::content::checksums::ChecksumsRecord;
 use crate::store::content::remap::{PackedRun, RemapRecord};
-use crate::store::edits_log::{Bounds, Content, EditsLogRecord, How, Version};
+use crate::store::edits_log::{Bounds, Content, EditsLogRecord, How, LoggedEdit};
 use crate::store::io::codec::{decode, encode};
 use crate::store::io::writer::Writer;
 use crate::tree::{Body, Dentry, Edit, Meta, Node, Origin, Source};
@@ -68,7 +68,7 @@ fn check<T: Serialize + DeserializeOwned + PartialEq + std::fmt::Debug>(rows: &[
 }
 
 #[test]
-fn records_of_a_journal() {
+fn headers_of_a_journal() {
     let header = Header {
         layer: LayerId(7),
         parent: Some(LayerId(6)),
@@ -77,17 +77,6 @@ fn records_of_a_journal() {
         kind: LayerKind::Continues,
         time: T,
     };
-    let seal = Seal { name: Some("green".into()), message: "m".into(), time: T, automatic: false };
-    let image = |node| PreImage { path: path(), node };
-    let source = Source::Pool { layer: LayerId(9), offset: 4096 };
-    let pre = PreNode {
-        ino: Ino(5),
-        host: 5,
-        node: node(file()),
-        extents: vec![(ByteRange::at(0, 300), source)],
-    };
-    let edits = |edit| Record::Edits(vec![edit]);
-    let ino = Ino(1 << 48);
     check(&[
         (Record::Header(header.clone()), "00070106046d61696e01000305"),
         (
@@ -105,7 +94,7 @@ fn records_of_a_journal() {
         (
             Record::Header(Header {
                 parent: None,
-                kind: LayerKind::Lands(LayerId(5)),
+                kind: LayerKind::Rebased(LayerId(5)),
                 ..header.clone()
             }),
             "000700046d61696e0104050305",
@@ -114,7 +103,23 @@ fn records_of_a_journal() {
             Record::Header(Header { parent: None, kind: LayerKind::Gathered, ..header }),
             "000700046d61696e01050305",
         ),
-        (Record::Opened { writer: SEVEN }, "0107070707070707070707070707070707"),
+    ]);
+}
+
+const INO: Ino = Ino(1 << 48);
+
+fn pooled() -> Source {
+    Source::Pool { layer: LayerId(9), offset: 4096 }
+}
+
+fn edits(edit: Edit) -> Record {
+    Record::Edits(vec![edit])
+}
+
+#[test]
+fn node_edits_of_a_journal() {
+    let ino = INO;
+    check(&[
         (
             edits(Edit::Put { ino, node: Box::new(node(file())) }),
             "020100fd0000000000000100fba481fbe803640100030503050305010106757365722e78017600fb\
@@ -145,9 +150,17 @@ fn records_of_a_journal() {
             edits(Edit::Xattr { ino, name: b"user.x".to_vec(), value: Some(b"v".to_vec()) }),
             "020102fd000000000000010006757365722e78010176",
         ),
+        (edits(Edit::Remove { ino }), "020106fd0000000000000100"),
+    ]);
+}
+
+#[test]
+fn extent_and_dentry_edits_of_a_journal() {
+    let ino = INO;
+    check(&[
         (edits(Edit::Resize { ino, size: 1 << 40 }), "020103fd0000000000000100fd0000000000010000"),
         (
-            edits(Edit::Map { ino, range: ByteRange::at(4096, 4096), to: Some(source) }),
+            edits(Edit::Map { ino, range: ByteRange::at(4096, 4096), to: Some(pooled()) }),
             "020104fd0000000000000100fb0010fb0020010009fb0010",
         ),
         (
@@ -179,7 +192,21 @@ fn records_of_a_journal() {
             "02010501026eff010101020303050305",
         ),
         (edits(Edit::Dentry { dir: Ino::ROOT, name: name(), to: None }), "02010501026eff00"),
-        (edits(Edit::Remove { ino }), "020106fd0000000000000100"),
+    ]);
+}
+
+#[test]
+fn other_records_of_a_journal() {
+    let seal = Seal { name: Some("green".into()), message: "m".into(), time: T, automatic: false };
+    let image = |node| PreImage { path: path(), node };
+    let pre = PreNode {
+        ino: Ino(5),
+        host: 5,
+        node: node(file()),
+        extents: vec![(ByteRange::at(0, 300), pooled())],
+    };
+    check(&[
+        (Record::Opened { writer: SEVEN }, "0107070707070707070707070707070707"),
         (Record::Synced, "03"),
         (Record::Seal(seal), "040105677265656e016d030500"),
         (Record::PreImage(image(None)), "0503612f6200"),
@@ -220,6 +247,10 @@ fn records_of_the_other_files() {
         sums: vec![Some(vec![5]), None],
     };
     check(&[(block, "0207fb2c01020001fb001002010102020302000101040201010500")]);
+}
+
+#[test]
+fn records_of_heads() {
     check(&[(HoldsRecord { layers: [LayerId(1), LayerId(300)].into() }, "0201fb2c01")]);
     check(&[(FirstHeadRecord { layer: LayerId(300) }, "fb2c01")]);
     let fork = ForkPoint { head: "main".into(), layer: LayerId(7), time: T, since: LayerId(9) };
@@ -238,6 +269,10 @@ fn records_of_the_other_files() {
             "fb2c0101046d61696e0703050901016108fb2c01",
         ),
     ]);
+}
+
+#[test]
+fn records_of_the_store_and_its_operations() {
     check(&[(BaseRecord { path: b"/base".to_vec() }, "052f62617365")]);
     check(&[(VolatileRecord { writer: SEVEN }, "07070707070707070707070707070707")]);
     check(&[
@@ -281,13 +316,13 @@ fn records_of_the_edit_history() {
             Source::Pool { layer: LayerId(7), offset: 4096 },
         )],
     };
-    let version = |how| Version { time: T, how, content: Some(Arc::new(content.clone())) };
-    let nothing = Version { time: T, how: How::Undone, content: None };
+    let edit = |how| LoggedEdit { time: T, how, content: Some(Arc::new(content.clone())) };
+    let nothing = LoggedEdit { time: T, how: How::Undone, content: None };
     check(&[
         (EditsLogRecord::Opened { writer: SEVEN }, "0007070707070707070707070707070707"),
-        (EditsLogRecord::Bounds(Bounds { versions: 10, bytes: 300 }), "010afb2c01"),
+        (EditsLogRecord::Bounds(Bounds { edits: 10, bytes: 300 }), "010afb2c01"),
         (
-            EditsLogRecord::Kept(vec![(path(), version(How::Written)), (path(), nothing.clone())]),
+            EditsLogRecord::Kept(vec![(path(), edit(How::Written)), (path(), nothing.clone())]),
             "020203612f620305000109fba481fbe803640100030503050305010106757365722e78017600fb2c\
              010103612f6201020303050305020100fb2c010007fb001003612f6203050600",
         ),
@@ -306,7 +341,7 @@ fn records_of_the_edit_history() {
                 path: path(),
                 next: 4,
                 at: None,
-                versions: vec![(3, nothing.clone(), true)],
+                edits: vec![(3, nothing.clone(), true)],
             },
             "0a03612f62040001030305060001",
         ),

@@ -207,7 +207,8 @@ impl Store {
         self.head_records.lock().insert(name.to_owned(), Ok(record));
     }
 
-    /// Makes heads that begin with sealed layers. A crash leaves the first ones of them, each whole.
+    /// Makes heads that begin with sealed layers. A crash leaves the first ones of them, each
+    /// whole.
     ///
     /// # Errors
     /// As [`StoreDir::publish`]; then there are none of the heads.

@@ -94,7 +94,7 @@ pub struct Store {
     dir: StoreDir,
     layers: Layers,
     heads: StoreDir,
-    /// What the files in `heads` say.
+    /// The content of the files in `heads`.
     head_records: Mutex<HeadRecords>,
     tmp: StoreDir,
     base: BaseRecord,

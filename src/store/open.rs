@@ -45,6 +45,9 @@ const UNFINISHED: [&str; 11] = [
     VOLATILE,
 ];
 
+/// The device and the inode number of the base's root.
+type Root = (u64, u64);
+
 impl Store {
     /// Makes a store at `path` for the base at `base_path`. `root` is (device, inode number) of the
     /// base's root.
@@ -87,7 +90,7 @@ impl Store {
         format::publish_format(&dir, format::FORMAT, durable)?;
         // Another store may have been in this directory before.
         FailedSyncs::of(&dir, Writer::of(&dir)?)?.forget_all();
-        Store::open_locked(dir, lock, root, options)
+        Store::load(dir, lock, root, options)
     }
 
     /// Opens the store at `path`. `root` is (device, inode number) of the base's root.
@@ -99,26 +102,17 @@ impl Store {
         let dir = StoreDir::open(path)?;
         check_private(&dir)?;
         let lock = take_lock(&dir)?;
-        Store::open_locked(dir, lock, root, options)
+        Store::load(dir, lock, root, options)
     }
 
-    fn open_locked(
-        dir: StoreDir,
-        lock: Flock<File>,
-        root: (u64, u64),
-        options: StoreOptions,
-    ) -> Result<Store> {
+    fn load(dir: StoreDir, lock: Flock<File>, root: Root, options: StoreOptions) -> Result<Store> {
         let trust = heads::read_trust(&dir)?;
         let was_volatile = volatile::begin(&dir, trust.writer, !options.volatile)?;
         let base = format::read_base(&dir)?;
         let format = format::check_format(&dir)?;
         let (layers, packed) = open_layers(&dir)?;
         let ledger = ledger::read(&dir)?;
-        if let Some(error) = ledger.as_ref().and_then(|ledger| {
-            ledger.known.missing_pack(layers.packs.newest(), &|name| dir.show(name))
-        }) {
-            return Err(error);
-        }
+        check_packs(ledger.as_ref(), &layers, &dir)?;
         let (id_log, id_records) =
             identities::open_log(&dir, || journal::was_cut_off(&layers, &trust))?;
         let ops = OpLog::open(&dir)?;
@@ -169,6 +163,14 @@ impl Store {
         store.begin_reserve();
         Ok(store)
     }
+}
+
+/// Checks that the newest pack is the one that the ledger knows, or a newer one.
+fn check_packs(ledger: Option<&ledger::Found>, layers: &Layers, dir: &StoreDir) -> Result<()> {
+    let missing = ledger.and_then(|ledger| {
+        ledger.known.missing_pack(layers.packs.newest(), &|name| dir.show(name))
+    });
+    missing.map_or(Ok(()), Err)
 }
 
 /// Opens the layers, and reads those that are in packs.

@@ -28,7 +28,7 @@ pub enum LayerKind {
     ///
     /// The first record of this layer holds the whole tree over the new base. If the named layer
     /// has a change and this one has none, the process ended before the head moved to this layer.
-    Lands(LayerId),
+    Rebased(LayerId),
     /// Content of many layers in one pool. Only their remaps lead to it.
     Gathered,
 }
@@ -37,7 +37,7 @@ impl LayerKind {
     /// Whether such a layer is a state of a head.
     pub fn is_of_head(self) -> bool {
         match self {
-            LayerKind::Continues | LayerKind::Branches | LayerKind::Lands(_) => true,
+            LayerKind::Continues | LayerKind::Branches | LayerKind::Rebased(_) => true,
             LayerKind::PreImage | LayerKind::Collected | LayerKind::Gathered => false,
         }
     }

@@ -135,7 +135,7 @@ pub enum MountError {
 impl MountError {
     const DEVICE_HINT: Option<&'static str> = Some("allow this user to read and write /dev/fuse");
 
-    /// What the user can do about it, if known.
+    /// Advice for the user, if there is any.
     pub fn hint(&self) -> Option<&'static str> {
         match self {
             MountError::NoDevice(_) => Some(

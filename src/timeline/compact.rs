@@ -259,8 +259,8 @@ impl Common {
         }
         for LiveHead { parent, live } in &live {
             let mut below = *parent;
-            // What lies between the last seal and the live tree is in layers whose seal failed, on
-            // a full disk say.
+            // The changes between the last seal and the live tree are in layers whose seal failed,
+            // on a full disk for example.
             while let Some(info) =
                 below.and_then(|layer| self.store.layer(layer)).filter(|l| l.seal.is_none())
             {

@@ -1,4 +1,4 @@
-//! What the heads of a store need: those that are open, and those that are not.
+//! The content that the open and the closed heads of a store need.
 //!
 //! A head that is not open is **dormant**. Its layers and its edit history are read from the store,
 //! and it stays closed.
@@ -25,7 +25,7 @@ pub(super) struct LiveHead {
     pub(super) live: LiveSet,
 }
 
-/// What open heads refer to. The parent of each is read before its tree.
+/// The content that open heads refer to. The parent of each is read before its tree.
 pub(super) fn live_sets(open: &[Arc<Timeline>]) -> Vec<LiveHead> {
     let live = |head: &Arc<Timeline>| {
         let parent = head.parent();
@@ -37,7 +37,7 @@ pub(super) fn live_sets(open: &[Arc<Timeline>]) -> Vec<LiveHead> {
 /// Addresses of content, and the bytes at each.
 type Addresses = Arc<Vec<(Source, u64)>>;
 
-/// What dormant heads refer to, as it was read last.
+/// The content that dormant heads refer to, as last read.
 #[derive(Default)]
 pub(super) struct Dormant {
     /// By unsealed layer, with the length of the journal.
@@ -48,8 +48,8 @@ pub(super) struct Dormant {
 
 impl Common {
     /// Adds what dormant heads refer to beyond sealed states: the unsealed layers on top of them,
-    /// and their edit histories. Also counts unsealed layers that recovery may still seal or remove.
-    /// `open` are the heads that the caller counts by [`live_sets`].
+    /// and their edit histories. Also counts unsealed layers that recovery may still seal or
+    /// remove. `open` are the heads that the caller counts by [`live_sets`].
     pub(super) fn add_dormant(&self, open: &[Arc<Timeline>], refs: &mut LiveRanges) -> Result<()> {
         let catalog = self.store.catalog();
         let uppers: BTreeSet<LayerId> = open.iter().map(|head| head.fs.upper_layer()).collect();

@@ -40,9 +40,9 @@ impl Timeline {
     /// first.
     ///
     /// # Errors
-    /// [`Kind::Usage`] for a name that no head can have, [`Kind::Failed`] for one that is in use, or
-    /// a failure of the store. There is none of the heads then, unless the error says that they were
-    /// made.
+    /// [`Kind::Usage`] for a name that no head can have, [`Kind::Failed`] for one that is in use,
+    /// or a failure of the store. There is none of the heads then, unless the error says that they
+    /// were made.
     pub fn fork(&self, names: &[String], from: Option<Target>) -> Result<Vec<HeadInfo>> {
         let _operation = self.lock_operation();
         let attempt = || format!("fork '{}'", names.join("', '"));
@@ -112,7 +112,8 @@ impl Timeline {
             if !is_head_name(name) {
                 return Err(Error::new(Kind::Usage, attempt(), "not a valid name of a head").hint(
                     "a name is not a number, not 'base', has no '/' and no '@', does not begin \
-                     with '.' or '-', does not end with '.new' or '.bad', and has at most 200 bytes",
+                     with '.' or '-', does not end with '.new' or '.bad', \
+                     and has at most 200 bytes",
                 ));
             }
             if known.contains(name) || !new.insert(name) {

@@ -1,4 +1,4 @@
-//! What the heads of an open store share, and which heads are open.
+//! The parts that the heads of an open store share, and the list of open heads.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -24,7 +24,7 @@ use crate::types::{Epoch, LayerId};
 /// How long [`Common::exclusive_soon`] waits. Not longer, because a reader may wait for its caller.
 const SOON: Duration = Duration::from_millis(300);
 
-/// What all heads of an open store share.
+/// The parts that all heads of an open store share.
 pub struct Common {
     pub(super) store: Arc<Store>,
     pub(super) base: Arc<Base>,
@@ -44,7 +44,7 @@ pub struct Common {
     pub(super) was_rolled_back: AtomicBool,
     /// Held for one operation at a time.
     pub(super) operation: Mutex<()>,
-    /// What heads that are not open refer to.
+    /// The content that closed heads refer to.
     pub(super) dormant: Mutex<Dormant>,
     /// Held while sealed layers are rewritten.
     pub(super) compacting: Mutex<()>,
@@ -68,8 +68,8 @@ pub(super) struct OpenHead {
 }
 
 impl Common {
-    /// What the heads of a store will share. An interrupted apply is rolled back first, as far as
-    /// possible; see [`Common::unfinished_rollback`].
+    /// The parts that the heads of a store will share. An interrupted apply is rolled back first,
+    /// as far as possible; see [`Common::unfinished_rollback`].
     ///
     /// # Errors
     /// Damage, another base than the store was made for, or a failure of the store or the base.

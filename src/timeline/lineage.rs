@@ -37,7 +37,7 @@ impl Common {
         let mut line = self.down_from(first);
         let mut bottom = line.last().cloned().or(info);
         while let Some(LayerInfo {
-            header: Header { layer, kind: LayerKind::Lands(before), head, .. },
+            header: Header { layer, kind: LayerKind::Rebased(before), head, .. },
             ..
         }) = bottom
         {

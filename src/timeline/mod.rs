@@ -136,7 +136,7 @@ impl Timeline {
         Ok(timeline)
     }
 
-    /// What the heads of the store share.
+    /// The parts that the heads of the store share.
     pub fn common(&self) -> &Arc<Common> {
         &self.common
     }

@@ -9,7 +9,7 @@ use crate::fs::State;
 use crate::timeline::Timeline;
 use crate::types::{FileKind, TreePath};
 
-/// What to do with a mount whose mount point does not stay.
+/// How to treat a mount whose mount point does not stay.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Mounts {
     /// Change nothing, and fail with its path.

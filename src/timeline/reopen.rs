@@ -111,9 +111,9 @@ pub(super) fn peek(
 /// it was synced. Then the old layer is the last written.
 fn last_written(store: &Store, head: &str, recorded: LayerId) -> Result<LayerId> {
     let (before, is_sealed) = match store.layer(recorded) {
-        Some(LayerInfo { header: Header { kind: LayerKind::Lands(before), .. }, seal, .. }) => {
-            (before, seal.is_some())
-        }
+        Some(LayerInfo {
+            header: Header { kind: LayerKind::Rebased(before), .. }, seal, ..
+        }) => (before, seal.is_some()),
         _ => return Ok(recorded),
     };
     // A seal proves that the switch happened.

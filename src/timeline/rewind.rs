@@ -21,7 +21,7 @@ pub struct Savepoint {
     holds: BTreeSet<LayerId>,
     /// The number of the last operation.
     operation: u64,
-    versions: EditsSavepoint,
+    edits: EditsSavepoint,
 }
 
 impl Timeline {
@@ -32,7 +32,7 @@ impl Timeline {
             states: self.states(),
             holds: self.store.holds(),
             operation: self.store.ops().last().map_or(0, |(number, _)| *number),
-            versions: self.fs.edits_savepoint(),
+            edits: self.fs.edits_savepoint(),
         }
     }
 
@@ -60,7 +60,7 @@ impl Timeline {
             let is_own = |layer: &LayerId| {
                 self.store.layer(*layer).is_none_or(|info| self.store.is_of(&info, &self.head))
             };
-            // What other heads did meanwhile stays.
+            // The changes of other heads meanwhile stay.
             let mut holds = self.store.holds();
             holds.retain(|layer| savepoint.holds.contains(layer) || !is_own(layer));
             holds.extend(&savepoint.holds);
@@ -71,7 +71,7 @@ impl Timeline {
                 self.with_reserve(|| self.store.cut_ops(savepoint.operation))
                     .map_err(|e| e.during(attempt))?;
             }
-            self.fs.rewind_edits(&savepoint.versions);
+            self.fs.rewind_edits(&savepoint.edits);
             let mut made = self.sealed();
             made.retain(|info| {
                 let is_new = !savepoint.states.contains(&info.header.layer);

@@ -173,6 +173,10 @@ impl Tree {
 
     /// Turns `range` into a hole.
     fn punch(&mut self, ino: Ino, range: ByteRange) {
+        let rest_of = |start: u64, extent: Extent| Extent {
+            len: start + extent.len - range.end,
+            source: extent.source.advanced(range.end - start),
+        };
         if let Some((start, extent)) = self.extent_at(ino, range.start) {
             let end = start + extent.len;
             if start < range.start {
@@ -181,11 +185,7 @@ impl Tree {
                     Extent { len: range.start - start, source: extent.source },
                 );
                 if end > range.end {
-                    let rest = Extent {
-                        len: end - range.end,
-                        source: extent.source.advanced(range.end - start),
-                    };
-                    self.extents.insert((ino, range.end), rest);
+                    self.extents.insert((ino, range.end), rest_of(start, extent));
                     return;
                 }
             }
@@ -198,13 +198,8 @@ impl Tree {
                 return;
             }
             self.extents.remove(&(ino, start));
-            let end = start + extent.len;
-            if end > range.end {
-                let rest = Extent {
-                    len: end - range.end,
-                    source: extent.source.advanced(range.end - start),
-                };
-                self.extents.insert((ino, range.end), rest);
+            if start + extent.len > range.end {
+                self.extents.insert((ino, range.end), rest_of(start, extent));
                 return;
             }
         }

@@ -93,7 +93,7 @@ impl Ground {
                 Ok(sandbox) => return sandbox,
                 Err(error) => {
                     assert!(error.kind != jailfs::error::Kind::Damage, "{error}");
-                    assert!(Instant::now() < end, "it never opens: {error}");
+                    assert!(Instant::now() < end, "it cannot be opened: {error}");
                 }
             }
         }
@@ -153,7 +153,7 @@ fn apply_never_writes_through_a_link_while_base_and_agent_race() {
                         undo: false,
                         consent: Default::default(),
                     }) {
-                        Ok(Reply::Applied(told)) if told.conflicts.is_empty() => {
+                        Ok(Reply::Applied(reply)) if reply.conflicts.is_empty() => {
                             applied.fetch_add(1, Ordering::Relaxed);
                         }
                         Ok(_) | Err(_) => {
@@ -187,7 +187,7 @@ fn a_copy_by_path_is_led_out_of_the_base_in_the_same_race() {
         scope.spawn(|| ground.swap(&stop, &swaps));
         let end = Instant::now() + Duration::from_secs(20);
         while look(&ground.outside) == before {
-            assert!(Instant::now() < end, "it never got out");
+            assert!(Instant::now() < end, "no attempt got out");
             let _written = fs::write(ground.base.join("d/f"), "new");
         }
     });
@@ -231,7 +231,7 @@ fn an_apply_does_not_change_hard_links_outside_of_the_base() {
     assert_eq!(
         number(ground.base.join("two")),
         number(ground.outside.join("kept-two")),
-        "nobody touched it"
+        "the apply did not touch it"
     );
     sandbox
         .handle(Request::Apply {

@@ -34,11 +34,12 @@ fn a_mount_in_the_base_appears_empty_and_status_reports_it() {
     assert_eq!(fs::read_dir(place.at("mnt/d")).unwrap().count(), 0);
     assert!(fs::read(place.at("mnt/d/secret")).is_err());
     let status = place.ok(&["-C", "mnt", "status", "--json"]);
-    let told: Vec<&str> = status.lines().filter(|line| line.contains("base_problem")).collect();
-    assert_eq!(told.len(), 1, "{told:?}");
+    let problems: Vec<&str> = status.lines().filter(|line| line.contains("base_problem")).collect();
+    assert_eq!(problems.len(), 1, "{problems:?}");
     assert!(
-        told[0].contains(r#""path":"d""#) && told[0].contains("something else is mounted there"),
-        "{told:?}"
+        problems[0].contains(r#""path":"d""#)
+            && problems[0].contains("something else is mounted there"),
+        "{problems:?}"
     );
     let text = place.ok(&["-C", "mnt", "status"]);
     assert!(
@@ -65,8 +66,8 @@ fn an_apply_at_a_mount_point_of_the_base_is_refused_before_it_writes() {
     let mut apply = Command::new(JAILFS);
     place.environment(apply.args(["-C", "mnt", "apply"]).current_dir(place.top()));
     let output = apply.output().unwrap();
-    let told = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(!output.status.success() && told.contains("something is mounted"), "{output:?}");
+    let message = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(!output.status.success() && message.contains("something is mounted"), "{output:?}");
     assert_eq!(fs::read_to_string(place.at("base/a")).unwrap(), "old");
     assert_eq!(fs::read_to_string(place.at("base/d/deep/theirs")).unwrap(), "theirs");
     // The rest is applied.

@@ -35,7 +35,8 @@ impl Place {
     /// A place for a test with this time limit.
     pub fn new(patience: Duration) -> Place {
         let dir = tempfile::Builder::new().prefix("jailfs-attack-").tempdir().expect("a directory");
-        fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o755)).expect("open it to all");
+        fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o755))
+            .expect("open it to all users");
         fs::create_dir_all(dir.path().join("1/2/3")).expect("make directories");
         let place = Place { dir: Some(dir), done: Arc::default() };
         watch(place.root().to_owned(), Arc::clone(&place.done), patience);
@@ -44,7 +45,7 @@ impl Place {
 
     /// The root of the place.
     pub fn root(&self) -> &Path {
-        self.dir.as_ref().expect("lives as long as the place").path()
+        self.dir.as_ref().expect("the directory exists as long as the place").path()
     }
 
     /// The directory of the attacked trees.
@@ -69,7 +70,7 @@ impl Place {
         let output = self.jailfs(words);
         let err = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "jailfs {words:?}: {err}");
-        String::from_utf8(output.stdout).expect("it says text")
+        String::from_utf8(output.stdout).expect("the output is UTF-8")
     }
 
     /// Unmounts `mnt`. A mount namespace that another test made meanwhile has a copy of the mount,

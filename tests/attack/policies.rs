@@ -78,14 +78,14 @@ fn every_policy_has_its_documented_effect_on_git() {
         ("rewrite", rewrite, "d/abs into leak odd outdir slashes"),
         ("literal", stored, ""),
     ];
-    for (policy, told, modified) in table {
+    for (policy, text, modified) in table {
         place.ok(&["mount", "base", "mnt", "-o", &format!("links={policy}")]);
         let names = ["leak", "odd", "slashes", "into", "plain"];
         let read = names.map(|name| {
             fs::read_link(place.at("mnt").join(name))
                 .map_or(String::new(), |text| text.display().to_string())
         });
-        assert_eq!(read, told.map(str::to_owned), "{policy}");
+        assert_eq!(read, text.map(str::to_owned), "{policy}");
         // git does not read a link again that is clean in its index.
         assert_eq!(shell(&place, "mnt", "git status --porcelain"), "", "{policy}");
         let status = "touch -h leak odd slashes into plain outdir d/abs; \
@@ -149,14 +149,14 @@ fn shell(place: &Place, dir: &str, script: &str) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// What `links=show` leaves open: readlink(2) follows the links before the last component in the
-/// same call. So it returns the text of a link outside, and whether it exists; never more.
+/// `links=show` leaves one thing open: readlink(2) follows the links before the last component in
+/// the same call. So it returns the text of a link outside, and whether it exists; never more.
 #[test]
 fn links_show_reveals_only_the_text_of_links_outside() {
     let place = place();
     place.ok(&["mount", "base", "mnt"]);
-    let told = fs::read_link(place.at("mnt/outdir/link")).unwrap();
-    assert_eq!(told.to_str(), Some("the text outside"));
+    let text = fs::read_link(place.at("mnt/outdir/link")).unwrap();
+    assert_eq!(text.to_str(), Some("the text outside"));
     assert_eq!(errno(fs::read_link(place.at("mnt/outdir/nothing"))), libc::ENOENT);
     for how in ["mnt/outdir/link", "mnt/outdir/secret", "mnt/outdir"] {
         assert_eq!(errno(fs::metadata(place.at(how))), libc::EXDEV, "{how}");

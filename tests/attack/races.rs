@@ -410,7 +410,11 @@ fn no_race_leads_out_of_the_mount() {
             rate(tried),
             rate(came)
         );
-        assert!(tried > 0 && came > 0, "{}: nobody went through a link: {tally:?}", attack.name);
+        assert!(
+            tried > 0 && came > 0,
+            "{}: no process went through a link: {tally:?}",
+            attack.name
+        );
         changes += made;
         tries += tried;
         inside += came;
@@ -437,7 +441,7 @@ fn every_race_leads_out_of_an_overlayfs() {
         prepare(&place, &root);
         let begun = Instant::now();
         let tally = run(attack, &place, &root, begun + PATIENCE);
-        assert!(tally.is_out(), "{}: nothing came of it: {tally:?}", attack.name);
+        assert!(tally.is_out(), "{}: no attack ran: {tally:?}", attack.name);
         let seen = tally.seen.lock().unwrap();
         eprintln!(
             "{}: out of an overlayfs after {:.2} s: {seen:?}",

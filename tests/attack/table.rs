@@ -20,7 +20,7 @@ use crate::place::{JAILFS, PATH, Place, STILL_SEEN};
 const ATTACKER: &str = include_str!("attacker.py");
 const MASK: &str = include_str!("../common/mask.py");
 const PYTHON: &str = "/usr/bin/python3";
-const NOBODY: u32 = 65534;
+const ORDINARY_USER: u32 = 65534;
 
 /// A configuration in which the table runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -157,7 +157,7 @@ impl Ground {
         ground.fill_outside();
         if !configuration.is_root() {
             for dir in ["base", "mnt", "home", ""] {
-                chown(ground.place.at(dir), Some(NOBODY), Some(NOBODY)).unwrap();
+                chown(ground.place.at(dir), Some(ORDINARY_USER), Some(ORDINARY_USER)).unwrap();
             }
         }
         if configuration == Overlay {
@@ -192,7 +192,12 @@ impl Ground {
         let all: Vec<PathBuf> = look(&out).into_keys().collect();
         for path in all {
             if !self.configuration.is_root() && path != Path::new("private") {
-                std::os::unix::fs::lchown(out.join(&path), Some(NOBODY), Some(NOBODY)).unwrap();
+                std::os::unix::fs::lchown(
+                    out.join(&path),
+                    Some(ORDINARY_USER),
+                    Some(ORDINARY_USER),
+                )
+                .unwrap();
             }
         }
         fs::set_permissions(out.join("tool"), PermissionsExt::from_mode(0o755)).unwrap();
@@ -213,7 +218,7 @@ impl Ground {
         std::thread::spawn(move || {
             for stream in heard.incoming() {
                 // A client that is gone already has received nothing.
-                let _told = stream.and_then(|mut stream| stream.write_all(word.as_bytes()));
+                let _sent = stream.and_then(|mut stream| stream.write_all(word.as_bytes()));
             }
         });
         fs::set_permissions(self.out().join("socket"), PermissionsExt::from_mode(0o777)).unwrap();
@@ -247,7 +252,7 @@ impl Ground {
         }
         let number = self.numbers.iter().any(|number| said.contains(&format!("ino:{number};")));
         (said.contains(&self.word) || said.contains("REVEALED") || number)
-            .then(|| format!("told {said}"))
+            .then(|| format!("revealed {said}"))
     }
 }
 
@@ -330,7 +335,7 @@ impl Attacker {
         if line.is_empty() {
             let mut error = String::new();
             self.child.stderr.take().unwrap().read_to_string(&mut error).unwrap();
-            panic!("the attacker has ended: {error}");
+            panic!("the attacker process ended: {error}");
         }
         line.trim_end().to_owned()
     }
@@ -463,16 +468,16 @@ fn check_status(ground: &Ground) {
     let lines: Vec<serde_json::Value> =
         status.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     assert!(lines[0]["refused_links"].as_u64() > Some(100), "{}", lines[0]);
-    let told: Vec<_> = lines.iter().filter(|line| line["type"] == "refused_link").collect();
+    let refused: Vec<_> = lines.iter().filter(|line| line["type"] == "refused_link").collect();
     assert_eq!(
-        told.len() + lines.iter().filter(|line| line["type"] == "refused_rename").count(),
+        refused.len() + lines.iter().filter(|line| line["type"] == "refused_rename").count(),
         100
     );
     assert!(
-        told.iter().all(|line| line["pid"].as_u64() > Some(0) && line["target"] != ""),
-        "{told:?}"
+        refused.iter().all(|line| line["pid"].as_u64() > Some(0) && line["target"] != ""),
+        "{refused:?}"
     );
-    assert!(told.iter().any(|line| line["process"] == "python3"), "{told:?}");
+    assert!(refused.iter().any(|line| line["process"] == "python3"), "{refused:?}");
     let log = ground.place.at("home/.local/state/jailfs");
     let store = fs::read_dir(log).unwrap().next().unwrap().unwrap().path();
     let log = fs::read_to_string(store.join("daemon.log")).unwrap();

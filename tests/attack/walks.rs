@@ -101,7 +101,7 @@ const REFUSED: FsResult<()> = Err(FsError::LeavesJail);
 fn a_directory_cannot_move_up_while_a_text_may_be_resolved_in_it() {
     let tree = Tree::new();
     let link = tree.symlink("a/b/c/l", "../../../f");
-    assert_eq!(tree.mv("a/b/c", "x/c"), Ok(()), "nobody has read it yet");
+    assert_eq!(tree.mv("a/b/c", "x/c"), Ok(()), "no process has read it yet");
     assert_eq!(tree.mv("x/c", "a/b/c"), Ok(()));
     assert_eq!(tree.read(link), Ok("later ../../../f".into()));
     for (from, to) in [("a/b/c", "c"), ("a/b/c", "a/c"), ("a/b", "b"), ("a/b/c", "x/c")] {
@@ -117,7 +117,7 @@ fn a_directory_cannot_move_up_while_a_text_may_be_resolved_in_it() {
     assert_eq!(
         tree.read(tree.id("c/l")),
         REFUSED.map(|()| String::new()),
-        "and who asks again is refused"
+        "and a second rename is refused"
     );
     let (refusals, count) = tree.sandbox.fs().refusals();
     assert_eq!((refusals.len(), count), (8, 8), "{refusals:?}");
@@ -213,7 +213,7 @@ fn a_link_that_was_found_nearer_to_the_root_is_looked_up_again() {
     assert_eq!(tree.mv("a/l", "x/y/z/l"), Ok(()));
     // A walk may have found it in `a`, and send READLINK only now.
     assert_eq!(tree.read(link), Err(FsError::Stale));
-    assert_eq!(tree.read(link), Err(FsError::Stale), "however often");
+    assert_eq!(tree.read(link), Err(FsError::Stale), "repeated any number of times");
     let again = tree.id("x/y/z/l");
     assert_ne!(again, link);
     assert_eq!(tree.read(again), Ok("../../f".into()));
@@ -222,7 +222,7 @@ fn a_link_that_was_found_nearer_to_the_root_is_looked_up_again() {
     assert_eq!(tree.read(link), Err(FsError::Stale));
     tree.unlink("x/y/z/l");
     assert_eq!(tree.sandbox.fs().getattr(link).err(), Some(FsError::NotFound));
-    assert!(tree.sandbox.fs().getattr(again).is_ok(), "its holder keeps it");
+    assert!(tree.sandbox.fs().getattr(again).is_ok(), "its holder keeps the file");
     tree.forget(link);
 
     // A link that stays inside from both is served, and a removed name of two still counts.
@@ -231,7 +231,7 @@ fn a_link_that_was_found_nearer_to_the_root_is_looked_up_again() {
     assert_eq!(tree.read(plain), Ok("../f".into()));
     let twice = tree.symlink("a/t", "../../f");
     tree.sandbox.fs().link(twice, tree.id("x/y"), &name("t")).unwrap();
-    assert_eq!(tree.read(twice), Err(FsError::LeavesJail), "from its name in a");
+    assert_eq!(tree.read(twice), Err(FsError::LeavesJail), "by its name in a");
     tree.unlink("a/t");
     assert_eq!(tree.read(twice), Err(FsError::Stale));
     assert_eq!(tree.read(tree.id("x/y/t")), Ok("../../f".into()));
@@ -286,7 +286,7 @@ fn a_text_that_leaves_a_directory_through_its_old_place_waits() {
     assert_eq!(tree.read(near), Ok("../f".into()), "one step is always possible");
     assert_eq!(tree.read(link), Ok("later ../../../f".into()));
     assert_eq!(tree.mv("x/y", "y"), REFUSED);
-    assert_eq!(tree.mv("a/b", "b"), Ok(()), "nobody came there");
+    assert_eq!(tree.mv("a/b", "b"), Ok(()), "no walk reaches it");
     // Two that are exchanged.
     let tree = Tree::new();
     let dirs = ["a/b/c", "x/y/z"];

@@ -33,10 +33,10 @@ fn nothing_reaches_the_base_before_apply_and_everything_does_then() {
     assert_eq!(place.ok("mnt", "apply"), "applied: nothing changed\n");
     assert!(place.ok("mnt", "status").contains("applied     2 times\n"));
     let plan = place.ok("mnt", "apply --undo --dry-run");
-    assert!(plan.starts_with("would take back the last apply: "), "{plan}");
+    assert!(plan.starts_with("would undo the last apply: "), "{plan}");
     assert!(!place.exists("base/del"));
     let undone = place.ok("mnt", "apply --undo");
-    assert!(undone.starts_with("took back the last apply: 1 added, 3 deleted\n"), "{undone}");
+    assert!(undone.starts_with("undid the last apply: 1 added, 3 deleted\n"), "{undone}");
     assert_eq!((place.read("base/del").as_str(), place.exists("base/n")), ("del\n", false));
 }
 

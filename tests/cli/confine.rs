@@ -12,12 +12,12 @@ use std::os::unix::net::{SocketAddr, UnixListener};
 use crate::place::{JAILFS, Place, Said, said};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Who {
+pub enum Account {
     Root,
-    Nobody,
+    User,
 }
 
-pub const EVERYBODY: [Who; 2] = [Who::Root, Who::Nobody];
+pub const ACCOUNTS: [Account; 2] = [Account::Root, Account::User];
 
 /// A place whose home has secrets and other sandboxes.
 pub fn place() -> Place {
@@ -45,8 +45,8 @@ pub fn place() -> Place {
 }
 
 /// Runs a script in `/srv/base`, which is the base of the place.
-pub fn at_srv(place: &Place, who: Who, script: &str) -> Said {
-    let given = if who == Who::Nobody { "65534:65534" } else { "0:0" };
+pub fn at_srv(place: &Place, account: Account, script: &str) -> Said {
+    let given = if account == Account::User { "65534:65534" } else { "0:0" };
     let own =
         said(place.command("", "chown").args(["-R", given, "base", "home", "out", "host-file"]));
     assert_eq!(own.code, 0, "{own:?}");
@@ -54,9 +54,9 @@ pub fn at_srv(place: &Place, who: Who, script: &str) -> Said {
         "script",
         format!("no() {{ if \"$@\"; then echo \"it went well: $*\" >&2; exit 99; fi; }}\n{script}"),
     );
-    let user = match who {
-        Who::Root => "",
-        Who::Nobody => "setpriv --reuid 65534 --regid 65534 --clear-groups",
+    let user = match account {
+        Account::Root => "",
+        Account::User => "setpriv --reuid 65534 --regid 65534 --clear-groups",
     };
     let prepare = "mknod fuse c 10 229 && chmod 666 fuse && mount --bind fuse /dev/fuse && \
         rm fuse && mount --bind . /srv";
@@ -75,7 +75,7 @@ pub fn at_srv(place: &Place, who: Who, script: &str) -> Said {
 
 /// As [`at_srv`], for a script inside the walls, as each kind of user, each in a new place.
 fn inside(options: &str, script: &str) {
-    for who in EVERYBODY {
+    for account in ACCOUNTS {
         let place = place();
         place.write(
             "inside",
@@ -86,10 +86,10 @@ fn inside(options: &str, script: &str) {
         // The shell reads the script before it is inside the walls.
         let said = at_srv(
             &place,
-            who,
+            account,
             &format!("exec $JAILFS run --discard {options} -- sh -euc \"$(cat ../inside)\""),
         );
-        assert_eq!(said.code, 0, "{who:?}: {}\n{}", said.out, said.err);
+        assert_eq!(said.code, 0, "{account:?}: {}\n{}", said.out, said.err);
     }
 }
 
@@ -154,7 +154,7 @@ fn the_caller_chooses_what_is_shown_hidden_and_bound() {
         ("--bind-rw /srv/base", "it lies in the sandbox"),
         ("--hide /srv/missing", "No such file"),
     ] {
-        let said = at_srv(&place, Who::Root, &format!("exec $JAILFS run {options} true"));
+        let said = at_srv(&place, Account::Root, &format!("exec $JAILFS run {options} true"));
         assert!(said.code == 125 && said.err.contains(reason), "{options}: {said:?}");
     }
     // Other users' files below /tmp can be requested. The program itself is visible wherever it is.
@@ -174,14 +174,14 @@ fn the_caller_chooses_what_is_shown_hidden_and_bound() {
 
 #[test]
 fn a_base_anywhere_works_and_shows_only_itself() {
-    for who in EVERYBODY {
+    for account in ACCOUNTS {
         let place = place();
         fs::create_dir_all(place.at("home/.config/gcloud/project")).unwrap();
         place.write("home/.config/gcloud/project/file", "mine");
         symlink("/srv/home/.config/gcloud/project", place.at("home/link")).unwrap();
         let said = at_srv(
             &place,
-            who,
+            account,
             r#"
             cd /srv/home/.config/gcloud/project
             $JAILFS run --discard -- sh -euc '[ $(cat file) = mine ]; [ "$(ls -A ..)" = project ]
@@ -201,7 +201,7 @@ fn a_base_anywhere_works_and_shows_only_itself() {
             done
             "#,
         );
-        assert_eq!(said.code, 0, "{who:?}: {}\n{}", said.out, said.err);
+        assert_eq!(said.code, 0, "{account:?}: {}\n{}", said.out, said.err);
     }
     assert_eq!(Place::new().say("", "-C /proc run true").code, 125);
 }
@@ -283,7 +283,7 @@ fn sockets_of_the_host_are_unreachable() {
         python3 connect.py
                   $JAILFS run --keep -- python3 connect.py
                   $JAILFS run --show /srv/out/socket -- python3 connect.py; kill $!";
-    let said = at_srv(&place, Who::Root, script);
+    let said = at_srv(&place, Account::Root, script);
     let connects =
         "connected\nconnected\n".to_owned() + "refused\nrefused\n" + "connected\nrefused\n";
     assert_eq!(said.out, connects, "{}", said.err);
@@ -407,12 +407,12 @@ fn root_is_root_over_files_and_owners_keep_their_numbers() {
 
 #[test]
 fn one_line_names_the_walls_that_stand() {
-    for who in EVERYBODY {
-        let said = at_srv(&place(), who, "exec $JAILFS run true");
-        assert_eq!(said.code, 0, "{who:?}: {said:?}");
+    for account in ACCOUNTS {
+        let said = at_srv(&place(), account, "exec $JAILFS run true");
+        assert_eq!(said.code, 0, "{account:?}: {said:?}");
         let line = "jailfs: confined by a view of its own (user, mount, pid, ipc, uts namespaces), \
             Landlock ";
-        assert!(said.err.starts_with(line) && !said.err.contains("but"), "{who:?}: {said:?}");
+        assert!(said.err.starts_with(line) && !said.err.contains("but"), "{account:?}: {said:?}");
     }
 }
 
@@ -519,10 +519,7 @@ fn keys_of_the_host_are_unreachable() {
     drop(holder.stdin.take());
     holder.wait().unwrap();
     assert_eq!((outside.as_str(), behind.as_str()), ("PLANTED\n", "refused\n"));
-    assert_eq!(
-        without, "PLANTED\n",
-        "the key can be read as soon as the filter lets the call through"
-    );
+    assert_eq!(without, "PLANTED\n", "the key is readable if the filter allows the call");
 }
 
 #[test]
@@ -582,15 +579,15 @@ os.execvp(sys.argv[1], sys.argv[1:])
 "#;
 
 /// Runs a script in `/srv/base` as [`at_srv`] does, where namespaces are not allowed.
-pub fn without_namespaces(place: &Place, who: Who, script: &str) -> Said {
+pub fn without_namespaces(place: &Place, account: Account, script: &str) -> Said {
     place.write("refuse.py", REFUSE_NAMESPACES);
     place.write("script", script);
     // Root installs the filter, so that fusermount3 keeps its privileges.
     let prepare = "mknod fuse c 10 229 && chmod 666 fuse && mount --bind fuse /dev/fuse && \
         rm fuse && mount --bind . /srv";
-    let (user, given) = match who {
-        Who::Root => ("", "0:0"),
-        Who::Nobody => ("setpriv --reuid 65534 --regid 65534 --clear-groups", "65534:65534"),
+    let (user, given) = match account {
+        Account::Root => ("", "0:0"),
+        Account::User => ("setpriv --reuid 65534 --regid 65534 --clear-groups", "65534:65534"),
     };
     let own = said(place.command("", "chown").args(["-R", given, "base", "home", "out"]));
     assert_eq!(own.code, 0, "{own:?}");
@@ -605,7 +602,7 @@ pub fn without_namespaces(place: &Place, who: Who, script: &str) -> Said {
 #[test]
 fn without_namespaces_only_landlock_stands_and_a_message_says_so() {
     {
-        let (who, place) = (Who::Nobody, place());
+        let (account, place) = (Account::User, place());
         let script = r#"
             no() { if "$@"; then echo "it went well: $*" >&2; exit 99; fi; }
             [ "$PWD" = "$JAILFS_ROOT" ]; [ "$PWD" != /srv/base ]; [ "${PWD##*/}" = base ]
@@ -625,11 +622,11 @@ fn without_namespaces_only_landlock_stands_and_a_message_says_so() {
             $JAILFS run --keep --walls=landlock -- sh -euc "$(cat ../inside)"
             $JAILFS diff base; ! ls -d /tmp/jailfs-run-*/mount/base 2>/dev/null
         "#;
-        let said = without_namespaces(&place, who, outside);
+        let said = without_namespaces(&place, account, outside);
         assert_eq!(
             (said.code, said.out.as_str()),
             (0, "done\nA\td/\nR\ta\td/a\n"),
-            "{who:?}: {}",
+            "{account:?}: {}",
             said.err
         );
         assert!(
@@ -645,37 +642,42 @@ fn without_namespaces_only_landlock_stands_and_a_message_says_so() {
 /// Root owns the files of the host, and Landlock controls neither their modes nor their owners.
 #[test]
 fn without_namespaces_a_command_is_refused_unless_the_caller_accepts_less() {
-    for (who, options, runs) in [
-        (Who::Root, "", false),
-        (Who::Root, "--walls=landlock", false),
-        (Who::Root, "--walls=view", false),
-        (Who::Nobody, "", false),
-        (Who::Nobody, "--walls=view", false),
-        (Who::Nobody, "--walls=landlock", true),
+    for (account, options, runs) in [
+        (Account::Root, "", false),
+        (Account::Root, "--walls=landlock", false),
+        (Account::Root, "--walls=view", false),
+        (Account::User, "", false),
+        (Account::User, "--walls=view", false),
+        (Account::User, "--walls=landlock", true),
     ] {
         let place = place();
         let script = format!(
             "code=0; $JAILFS run --keep {options} -- sh -c 'echo ran' || code=$?; echo code $code"
         );
-        let said = without_namespaces(&place, who, &script);
+        let said = without_namespaces(&place, account, &script);
         let expected = if runs { "ran\ncode 0\n" } else { "code 125\n" };
-        assert_eq!(said.out, expected, "{who:?} {options}: {}", said.err);
+        assert_eq!(said.out, expected, "{account:?} {options}: {}", said.err);
         let says_how = said.err.contains("--walls=landlock runs the command without namespaces");
-        assert_eq!(says_how, who == Who::Nobody && !runs, "{who:?} {options}: {}", said.err);
+        assert_eq!(
+            says_how,
+            account == Account::User && !runs,
+            "{account:?} {options}: {}",
+            said.err
+        );
     }
 }
 
 #[test]
 fn without_namespaces_a_command_that_stops_its_starter_is_ended_in_time() {
     {
-        let (who, place) = (Who::Nobody, place());
+        let (account, place) = (Account::User, place());
         place.write("inside", "(setsid sleep 60 &); kill -STOP $PPID; echo > stopped; sleep 60");
         // The timeout ends the shell first. Another test checks for leftovers in /tmp.
         let run = r#"export TMPDIR=/srv/out; code=0
             $JAILFS run --walls=landlock --timeout 1 --keep -- sh -c "$(cat ../inside)" || code=$?
             echo code $code"#;
-        let said = without_namespaces(&place, who, run);
-        assert_eq!(said.out, "code 124\n", "{who:?}: {}", said.err);
+        let said = without_namespaces(&place, account, run);
+        assert_eq!(said.out, "code 124\n", "{account:?}: {}", said.err);
         assert!(
             said.err.contains("the time is over") && said.err.contains("A\tstopped"),
             "{}",
@@ -687,7 +689,7 @@ fn without_namespaces_a_command_that_stops_its_starter_is_ended_in_time() {
 /// A command creates a symlink in a directory that it can write. The next run does not follow it.
 #[test]
 fn a_planted_symlink_redirects_no_option() {
-    for who in EVERYBODY {
+    for account in ACCOUNTS {
         let place = place();
         let script = "
             mkdir -p ../home/.ssh ../out/work ../out/real
@@ -699,11 +701,11 @@ fn a_planted_symlink_redirects_no_option() {
                     [ $code = 125 ]; grep -q 'it leads through a symlink to' ../out/err
                 done
             done
-            # What is named directly works, and so does a path that goes up.
+            # A directory that is named directly works, and so does a path that goes up.
             $JAILFS run --discard --bind-rw ../out/./work/../real -- touch ../out/real/made
             [ -e ../out/real/made ]
         ";
-        let said = at_srv(&place, who, script);
-        assert_eq!(said.code, 0, "{who:?}: {}\n{}", said.out, said.err);
+        let said = at_srv(&place, account, script);
+        assert_eq!(said.code, 0, "{account:?}: {}\n{}", said.out, said.err);
     }
 }

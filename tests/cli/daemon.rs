@@ -19,7 +19,7 @@ fn the_mount_exists_when_the_command_returns_and_is_gone_when_umount_does() {
     let command = fs::read(format!("/proc/{daemon}/cmdline")).unwrap();
     assert!(
         command.starts_with(b"jailfs\0__daemon\0"),
-        "it can be told apart in a list of processes"
+        "its name in a list of processes identifies it"
     );
     assert_eq!(fs::read_link(format!("/proc/{daemon}/cwd")).unwrap().to_str(), Some("/"));
     let again = place.fails("", "mount base mnt", 11);
@@ -189,7 +189,7 @@ fn a_signal_unmounts_and_closes_the_store() {
         place.write("mnt/kept", "x");
         let daemon = place.daemon();
         signal(daemon, Signal::SIGHUP);
-        assert_eq!(place.read("mnt/kept"), "x", "a hangup is nothing to a daemon");
+        assert_eq!(place.read("mnt/kept"), "x", "a hangup does not end a daemon");
         signal(daemon, end);
         until("the daemon ends", || !lives(daemon));
         assert!(!place.is_mounted("mnt"));
@@ -366,8 +366,8 @@ fn mount_8_finds_the_helper() {
         umount mnt
     ";
     let mut command = place.command("", "unshare");
-    let told = said(command.args(["-m", "sh", "-euxc", script]));
-    assert_eq!((told.code, told.out.as_str()), (0, "one\nrw,noexec,relatime\n"), "{told:?}");
+    let output = said(command.args(["-m", "sh", "-euxc", script]));
+    assert_eq!((output.code, output.out.as_str()), (0, "one\nrw,noexec,relatime\n"), "{output:?}");
 }
 
 /// Every program in a mount namespace of its own has a copy of the mount.
@@ -393,11 +393,11 @@ fn a_copy_of_the_mount_in_another_namespace_does_not_keep_the_daemon() {
     assert_eq!((line(), line()), ("there\n".to_owned(), "one\n".to_owned()));
     let start = std::time::Instant::now();
     place.umount();
-    assert!(start.elapsed() < std::time::Duration::from_secs(20), "it waits for them");
+    assert!(start.elapsed() < std::time::Duration::from_secs(20), "the unmount waits for them");
     until("the daemon ends", || !lives(daemon));
     place.mount();
     other.stdin.take().unwrap().write_all(b"\n").unwrap();
-    assert_eq!(line(), "gone\n", "somebody else's mount is shown there");
+    assert_eq!(line(), "gone\n", "another user's mount is shown there");
     assert!(other.wait().unwrap().success());
 }
 
@@ -419,9 +419,9 @@ fn in_a_bind_mount_a_command_finds_the_sandbox() {
         cd ../..; umount copy
     ";
     let mut command = place.command("", "unshare");
-    let told = said(command.env("JAILFS", JAILFS).args(["-m", "sh", "-uc", script]));
-    let numbers: String = told.out.lines().filter(|line| line.len() == 1).collect();
-    assert_eq!(numbers, format!("2{}{}{}", "2122", "2", "212"), "{told:?}");
+    let output = said(command.env("JAILFS", JAILFS).args(["-m", "sh", "-uc", script]));
+    let numbers: String = output.out.lines().filter(|line| line.len() == 1).collect();
+    assert_eq!(numbers, format!("2{}{}{}", "2122", "2", "212"), "{output:?}");
 }
 
 #[test]
@@ -501,7 +501,7 @@ fn limits_of_the_shell_do_not_end_the_daemon() {
         [("-n 64", "allows 64 open files (ulimit -n)"), ("-f 16", "allows files of 8192 bytes")]
     {
         let script = format!("ulimit {limit}; exec $JAILFS run --discard -- true");
-        let said = crate::confine::at_srv(&place, crate::confine::Who::Nobody, &script);
+        let said = crate::confine::at_srv(&place, crate::confine::Account::User, &script);
         assert_eq!(said.code, 125, "{said:?}");
         assert!(said.err.contains(says), "{}", said.err);
     }
@@ -539,9 +539,9 @@ fn the_conventions_of_mount_are_kept() {
         ",
     );
     let mut command = place.command("", "unshare");
-    let told = said(command.args(["-m", "sh", "-eux", "script"]));
-    let options = told.out.lines().next().unwrap_or_default().to_owned();
-    assert_eq!(told.code, 0, "{told:?}");
+    let output = said(command.args(["-m", "sh", "-eux", "script"]));
+    let options = output.out.lines().next().unwrap_or_default().to_owned();
+    assert_eq!(output.code, 0, "{output:?}");
     assert!(
         options.starts_with("rw") && options.contains("noatime") && options.contains("nodiratime"),
         "{options}"

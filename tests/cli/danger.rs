@@ -3,7 +3,7 @@
 
 use std::os::unix::fs::PermissionsExt;
 
-use crate::confine::{EVERYBODY, Who, at_srv, place};
+use crate::confine::{ACCOUNTS, Account, at_srv, place};
 use crate::place::Place;
 
 /// A change by the command of a run, a path of it, and an option that allows it.
@@ -44,7 +44,7 @@ const ATTACKS: &[(&str, &str, &str)] = &[
 
 #[test]
 fn dangerous_changes_are_refused_until_the_caller_consents() {
-    for who in EVERYBODY {
+    for account in ACCOUNTS {
         let place = place();
         for (attack, path, option) in ATTACKS {
             place.write("attack", attack);
@@ -64,13 +64,13 @@ fn dangerous_changes_are_refused_until_the_caller_consents() {
                  echo > err; chmod 666 err",
             );
             assert_eq!(made.code, 0, "{made:?}");
-            let owner = if who == Who::Nobody { "65534:65534" } else { "0:0" };
+            let owner = if account == Account::User { "65534:65534" } else { "0:0" };
             assert_eq!(place.sh("", &format!("chown -R {owner} fresh")).code, 0);
-            let said = at_srv(&place, who, &script);
+            let said = at_srv(&place, account, &script);
             assert_eq!(
                 said.code,
                 0,
-                "{who:?} {attack}: {}\n{}\n{}",
+                "{account:?} {attack}: {}\n{}\n{}",
                 said.out,
                 said.err,
                 place.read("err")
@@ -195,7 +195,7 @@ fn a_tree_of_endless_paths_is_listed_in_bounded_memory() {
     let limited = |line: &str| place.sh("base", &format!("ulimit -v 700000; $JAILFS {line}"));
     let said = limited(&format!("run --keep -- python3 -c \"{DEEP}\" 2> /dev/null"));
     assert_eq!(said.code, 0, "{said:?}");
-    for (line, told) in [
+    for (line, expected) in [
         ("status", "451 paths"),
         ("diff | tail -c 9", "/planted\n"),
         ("diff --stat | tail -n 1", "451 added"),
@@ -203,7 +203,7 @@ fn a_tree_of_endless_paths_is_listed_in_bounded_memory() {
     ] {
         let said = limited(line);
         assert_eq!(said.code, 0, "{line}: {}", said.err);
-        assert!(said.out.contains(told), "{line}: {}", said.out);
+        assert!(said.out.contains(expected), "{line}: {}", said.out);
     }
     let refused = limited("apply");
     assert_eq!(refused.code, 3, "{}", refused.err);

@@ -25,8 +25,9 @@ fn soft_limits_of_memory_and_processes_are_raised() {
         for n in 1 2 3 4 5 6 7 8 9 10; do $JAILFS diff > /dev/null & all=\"$all $!\"; done
         for one in $all; do wait $one || exit 8; done; echo x > x; $JAILFS checkpoint > /dev/null";
     let mut command = place.command("mnt", "bash");
-    let told = crate::place::said(command.env("JAILFS", crate::place::JAILFS).args(["-c", script]));
-    assert_eq!(told.code, 0, "{told:?}");
+    let output =
+        crate::place::said(command.env("JAILFS", crate::place::JAILFS).args(["-c", script]));
+    assert_eq!(output.code, 0, "{output:?}");
     place.umount();
     let said = place.sh(
         "base",
@@ -36,8 +37,8 @@ fn soft_limits_of_memory_and_processes_are_raised() {
 }
 
 /// An ordinary user cannot raise hard limits. If they are too low for a daemon, it says so before
-/// it mounts. Whatever the limit of threads, the daemon serves, or reports the thread that it could
-/// not start.
+/// it mounts. At any limit of threads, the daemon serves, or reports the thread that it could not
+/// start.
 #[test]
 fn hard_limits_that_are_too_low_are_reported() {
     let place = user::place();
@@ -75,7 +76,7 @@ fn hard_limits_that_are_too_low_are_reported() {
     assert_eq!(said.code, 0, "{}\n{}", said.out, said.err);
 }
 
-/// While no thread can be started, programs go on, and a jailfs command is told why it gets no
+/// While no thread can be started, programs go on, and a jailfs command prints why it gets no
 /// answer. It works again once threads can be started.
 #[test]
 fn a_daemon_without_threads_goes_on_and_says_so() {

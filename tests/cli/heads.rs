@@ -170,7 +170,7 @@ fn an_ordinary_user_mounts_forks() {
     assert_eq!(said.code, 0, "{said:?}");
 }
 
-/// A daemon in another mount namespace would make a mount that nobody sees here.
+/// A daemon in another mount namespace would make a mount that is invisible here.
 #[test]
 fn a_daemon_in_another_mount_namespace_mounts_nothing_here() {
     let place = Place::new();
@@ -180,7 +180,8 @@ fn a_daemon_in_another_mount_namespace_mounts_nothing_here() {
         "",
         "$JAILFS -C mnt fork try
          code=0; unshare -m $JAILFS --head try mount base other 2>says || code=$?; echo $code
-         grep -o 'is in another mount namespace' says; grep -c \"$PWD/other\" /proc/self/mountinfo || true",
+         grep -o 'is in another mount namespace' says
+        grep -c \"$PWD/other\" /proc/self/mountinfo || true",
     );
     assert_eq!(said.out, "fork try of main\n12\nis in another mount namespace\n0\n", "{said:?}");
 }

@@ -2,14 +2,14 @@
 
 use std::fs;
 
-use crate::confine::{EVERYBODY, Who, at_srv, place, without_namespaces};
+use crate::confine::{ACCOUNTS, Account, at_srv, place, without_namespaces};
 use crate::place::Place;
 
 /// The start of every script: `silent COMMAND` must not print the secret, and `no COMMAND` must
 /// fail.
 const WORDS: &str = r#"
 no() { if "$@" >/dev/null 2>&1; then echo "it went well: $*" >&2; exit 99; fi; }
-silent() { if "$@" 2>/dev/null | grep -aq SECRET; then echo "it was told: $*" >&2; exit 99; fi; }
+silent() { if "$@" 2>/dev/null | grep -aq SECRET; then echo "revealed by: $*" >&2; exit 99; fi; }
 "#;
 
 /// A place whose home, the base of these tests, has secrets in files and directories, and one that
@@ -70,7 +70,7 @@ $JAILFS restore x >/dev/null; mv .config .moved
 
 #[test]
 fn hidden_files_in_the_sandbox_do_not_leak() {
-    for who in EVERYBODY {
+    for account in ACCOUNTS {
         let place = home();
         place.write("inside", format!("{WORDS}{TRY_EVERYTHING}"));
         let script = r#"
@@ -79,7 +79,7 @@ fn hidden_files_in_the_sandbox_do_not_leak() {
             # The next one, over what the first one has moved.
             $JAILFS run --keep -- sh -c '! grep -rs SECRET . && ! cat .moved/git/credentials &&
             ! ls .moved/gcloud/token && ! grep -rs SECRET .jailfs/checkpoints/x'
-            # To those who are not in it nothing is hidden.
+            # Outside the sandbox nothing is hidden.
             $JAILFS diff base | grep -q "R	.config/	.moved/"
             $JAILFS show x:.ssh/id | grep -q SECRET
             $JAILFS run --discard --show .config/gcloud -- sh -euc '
@@ -88,8 +88,8 @@ fn hidden_files_in_the_sandbox_do_not_leak() {
             grep -q SECRET .moved/gcloud/token; grep -q SECRET .moved/git/credentials
             grep -q SECRET .ssh/id; grep -q SECRET .netrc
         "#;
-        let said = at_srv(&place, who, script);
-        assert_eq!(said.code, 0, "{who:?}: {}\n{}", said.out, said.err);
+        let said = at_srv(&place, account, script);
+        assert_eq!(said.code, 0, "{account:?}: {}\n{}", said.out, said.err);
     }
 }
 
@@ -101,7 +101,7 @@ fn hidden_files_in_the_sandbox_do_not_leak_without_namespaces_either() {
         export XDG_STATE_HOME=/srv/out; cd /srv/home
         exec $JAILFS run --walls=landlock --keep -- sh -euc "$(cat /srv/inside)"
     "#;
-    let said = without_namespaces(&place, Who::Nobody, script);
+    let said = without_namespaces(&place, Account::User, script);
     assert_eq!(said.code, 0, "{}\n{}", said.out, said.err);
     assert!(said.err.contains("no namespaces"), "{}", said.err);
 }
@@ -119,7 +119,7 @@ fn earlier_changes_of_a_hidden_file_are_hidden_with_it() {
             ! $JAILFS diff -p base | grep "SECRET\|more\|key\|new" && $JAILFS status'
         $JAILFS diff -p base | grep -q "^+.*more"
     "#;
-    let said = at_srv(&place, Who::Root, script);
+    let said = at_srv(&place, Account::Root, script);
     assert_eq!(said.code, 0, "{}\n{}", said.out, said.err);
 }
 
@@ -164,14 +164,14 @@ fn a_bind_shows_nothing_that_is_hidden_in_it() {
                  ../inside)\""
             );
             let start = if with_namespaces { at_srv } else { without_namespaces };
-            let said = start(&place, Who::Nobody, &line);
+            let said = start(&place, Account::User, &line);
             assert_eq!(said.code, 0, "{options} {walls}: {}\n{}", said.out, said.err);
         }
     }
     let place = home();
     for option in ["--show", "--bind-ro", "--bind-rw"] {
         let line = format!("exec $JAILFS run {option} /srv/home/.local/state/jailfs/other-1 true");
-        let said = at_srv(&place, Who::Root, &line);
+        let said = at_srv(&place, Account::Root, &line);
         assert!(
             said.code == 125 && said.err.contains("stores are never shown"),
             "{option}: {said:?}"
@@ -181,13 +181,14 @@ fn a_bind_shows_nothing_that_is_hidden_in_it() {
 
 #[test]
 fn a_command_can_do_nothing_through_the_daemon_of_another_sandbox() {
-    for (who, walls) in [(Who::Root, "all"), (Who::Nobody, "all"), (Who::Nobody, "landlock")] {
+    let cases = [(Account::Root, "all"), (Account::User, "all"), (Account::User, "landlock")];
+    for (account, walls) in cases {
         let place = home();
         for dir in ["other", "mnt", "third"] {
             fs::create_dir_all(place.at(dir)).unwrap();
         }
         place.write("other/file", "one\n");
-        let given = if who == Who::Nobody { "65534:65534" } else { "0:0" };
+        let given = if account == Account::User { "65534:65534" } else { "0:0" };
         let own = place.sh("", &format!("chown -R {given} other mnt third repo && chmod 777 ."));
         assert_eq!(own.code, 0, "{own:?}");
         let inside = format!(
@@ -220,8 +221,8 @@ fn a_command_can_do_nothing_through_the_daemon_of_another_sandbox() {
             "#
         );
         let start = if walls == "all" { at_srv } else { without_namespaces };
-        let said = start(&place, who, &script);
-        assert_eq!(said.code, 0, "{who:?} {walls}: {}\n{}", said.out, said.err);
+        let said = start(&place, account, &script);
+        assert_eq!(said.code, 0, "{account:?} {walls}: {}\n{}", said.out, said.err);
     }
 }
 
@@ -229,14 +230,14 @@ fn a_command_can_do_nothing_through_the_daemon_of_another_sandbox() {
 fn no_standard_stream_can_be_a_directory_of_the_host() {
     let place = home();
     let inside = "for fd in 0 1 2; do ls /proc/self/fd/$fd/etc /proc/self/fd/$fd/srv \
-        >/srv/out/told 2>/dev/null && cat /srv/out/told >>/srv/out/leak; done; true";
+        >/srv/out/answer 2>/dev/null && cat /srv/out/answer >>/srv/out/leak; done; true";
     let script = format!(
         "chmod 777 /srv/out; $JAILFS run --bind-rw /srv/out --keep -- sh -c '{inside}' < /
          $JAILFS run --bind-rw /srv/out --keep -- sh -c '{inside}' 1< /
          $JAILFS run --bind-rw /srv/out --keep -- sh -c '{inside}' 2< / || true
          [ ! -e /srv/out/leak ]; $JAILFS run --keep -- cat < /srv/host-file"
     );
-    let said = at_srv(&place, Who::Root, &script);
+    let said = at_srv(&place, Account::Root, &script);
     assert_eq!((said.code, said.out.as_str()), (0, "host"), "{}", said.err);
 }
 
@@ -261,7 +262,7 @@ fn sockets_are_unreachable_however_they_were_bound() {
         $JAILFS run --keep -- python3 connect.py
         python3 connect.py; wait $first $second $third
     "#;
-    let said = at_srv(&place, Who::Root, script);
+    let said = at_srv(&place, Account::Root, script);
     let expected = ["refused", "connected"].map(|how| {
         ["relative", "held", "elsewhere"].map(|name| format!("{how} {name}\n")).concat()
     });

@@ -6,7 +6,7 @@
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
-use crate::confine::{EVERYBODY, Who, at_srv, place};
+use crate::confine::{ACCOUNTS, Account, at_srv, place};
 use crate::place::{Place, until};
 
 /// A server; ended with the test.
@@ -105,7 +105,7 @@ for what, attack in attacks.items():
 
 #[test]
 fn a_command_reaches_listed_hosts_and_no_others() {
-    for who in EVERYBODY {
+    for account in ACCOUNTS {
         let place = place();
         let origin = Origin::start(&place, None);
         place.write("attacks.py", ATTACKS);
@@ -120,19 +120,16 @@ fn a_command_reaches_listed_hosts_and_no_others() {
             out=$({run} sh -c 'unset HTTP_PROXY http_proxy ALL_PROXY all_proxy
                 curl -sS --socks5-hostname 127.0.0.1:61080 http://localhost:{port}/greeting')
             [ "$out" = 'hello from the origin' ]
-            {run} python3 -c "$(cat ../attacks.py)" {port} > ../out/attacks 2> ../out/told
+            {run} python3 -c "$(cat ../attacks.py)" {port} > ../out/attacks 2> ../out/log
             "#
         );
-        let said = at_srv(&place, who, &script);
-        assert_eq!(said.code, 0, "{who:?}: {}\n{}", said.out, said.err);
-        assert_eq!(place.read("out/attacks"), "", "{who:?}");
+        let said = at_srv(&place, account, &script);
+        assert_eq!(said.code, 0, "{account:?}: {}\n{}", said.out, said.err);
+        assert_eq!(place.read("out/attacks"), "", "{account:?}");
         // The caller gets each refusal with its name.
-        let told = place.read("out/told");
-        assert!(
-            told.contains(&format!("refused 127.0.0.1:{port}: it is not in the list")),
-            "{told}"
-        );
-        assert!(told.contains("connections to"), "{told}");
+        let log = place.read("out/log");
+        assert!(log.contains(&format!("refused 127.0.0.1:{port}: it is not in the list")), "{log}");
+        assert!(log.contains("connections to"), "{log}");
         assert!(!place.read("notes").contains("stolen"), "{}", place.read("notes"));
     }
 }
@@ -152,7 +149,7 @@ fn without_a_list_the_same_attacks_succeed() {
         "#,
         origin.port
     );
-    let said = at_srv(&place, Who::Root, &script);
+    let said = at_srv(&place, Account::Root, &script);
     assert_eq!(said.code, 0, "{}\n{}", said.out, said.err);
     let lines = place.read("out/attacks");
     for attack in ["address", "mapped", "socks"] {
@@ -161,10 +158,8 @@ fn without_a_list_the_same_attacks_succeed() {
     assert!(!lines.contains("direct"), "there is no route but the proxy: {lines}");
 }
 
-#[test]
-fn programs_fetch_through_the_proxy() {
-    let place = Place::new();
-    let cert = "cert.pem";
+/// Makes a certificate, a git repository and a pip index.
+fn make_origin(place: &Place) {
     let made = place.sh(
         "",
         "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost \
@@ -187,11 +182,10 @@ shutil.make_archive('../web/simple/pure/pure-1.0-py3-none-any', 'zip', '.')\"; c
          echo '<a href=\"pure-1.0-py3-none-any.whl\">pure</a>' > web/simple/pure/index.html",
     );
     assert_eq!(made.code, 0, "{made:?}");
-    let tls = Origin::start(&place, Some(cert));
-    std::fs::rename(place.at("web/port"), place.at("web/tls-port")).unwrap();
-    let plain = Origin::start(&place, None);
-    let port = &plain.port;
-    // An npm and a cargo registry, as files.
+}
+
+/// Makes an npm and a cargo registry, as files.
+fn make_registries(place: &Place, port: &str) {
     let made = place.sh(
         "",
         &format!(
@@ -229,6 +223,18 @@ END
         ),
     );
     assert_eq!(made.code, 0, "{made:?}");
+}
+
+#[test]
+fn programs_fetch_through_the_proxy() {
+    let place = Place::new();
+    let cert = "cert.pem";
+    make_origin(&place);
+    let tls = Origin::start(&place, Some(cert));
+    std::fs::rename(place.at("web/port"), place.at("web/tls-port")).unwrap();
+    let plain = Origin::start(&place, None);
+    let port = &plain.port;
+    make_registries(&place, port);
     let allow = format!("--net allow:localhost:{port},localhost:{}", tls.port);
     let secure = format!("https://localhost:{}", tls.port);
     let rustup = std::env::var("RUSTUP_HOME")
@@ -309,7 +315,7 @@ fn a_list_needs_a_network_namespace_and_valid_entries() {
     }
     let said = crate::confine::without_namespaces(
         &place,
-        Who::Nobody,
+        Account::User,
         "code=0; $JAILFS run --walls landlock --net allow:localhost -- true || code=$?; \
          [ $code = 125 ]",
     );

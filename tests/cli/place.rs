@@ -50,7 +50,7 @@ impl Place {
     }
 
     pub fn root(&self) -> &Path {
-        self.dir.as_ref().expect("lives as long as the place").path()
+        self.dir.as_ref().expect("the directory exists as long as the place").path()
     }
 
     pub fn at(&self, path: impl AsRef<Path>) -> PathBuf {
@@ -183,7 +183,7 @@ impl Drop for Place {
 /// Runs a command to its end.
 pub fn said(command: &mut Command) -> Said {
     let output = command.output().expect("start a program");
-    let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).expect("it says text");
+    let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).expect("the output is UTF-8");
     let killed =
         std::os::unix::process::ExitStatusExt::signal(&output.status).map(|signal| 128 + signal);
     let code = output.status.code().or(killed).expect("it has ended");
@@ -204,7 +204,7 @@ pub fn parse(text: &str) -> Vec<Value> {
 pub fn until(what: &str, mut is_so: impl FnMut() -> bool) {
     let start = Instant::now();
     while !is_so() {
-        assert!(start.elapsed() < Duration::from_secs(20), "it never came to be so: {what}");
+        assert!(start.elapsed() < Duration::from_secs(20), "timed out waiting until {what}");
         std::thread::sleep(Duration::from_millis(5));
     }
 }

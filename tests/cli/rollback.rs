@@ -62,8 +62,8 @@ fn prepare(place: &Place, fill: &str, work: &str) {
 
 /// An apply is refused, says why, and leaves the base as it is; afterwards everything goes on.
 fn is_refused(place: &Place, before: &str, why: &str) {
-    let told = place.fails("base", "apply", 1);
-    assert!(told.contains(why) && told.contains("nothing is written"), "{told}");
+    let output = place.fails("base", "apply", 1);
+    assert!(output.contains(why) && output.contains("nothing is written"), "{output}");
     assert_eq!(look(place), before);
     assert!(!place.ok("base", "status").contains("not rolled back"));
     place.mount();
@@ -173,10 +173,10 @@ fn everything_works(place: &Place, (path, why): (&str, &str), was: &str) {
     place.ok("mnt", "checkpoint later");
     place.ok("mnt", "restore mine");
     place.ok("mnt", "gc");
-    let told = place.fails("mnt", "apply", 3);
-    assert!(told.contains("is not rolled back yet") && told.contains(path), "{told}");
-    let told = place.fails("mnt", "apply --undo", 3);
-    assert!(told.contains(path), "{told}");
+    let output = place.fails("mnt", "apply", 3);
+    assert!(output.contains("is not rolled back yet") && output.contains(path), "{output}");
+    let output = place.fails("mnt", "apply --undo", 3);
+    assert!(output.contains(path), "{output}");
     place.ok("mnt", "check --read-data");
     place.umount();
     place.ok("base", "check --read-data");
@@ -215,7 +215,7 @@ fn on_a_base_that_became_read_only_a_rollback_blocks_only_the_next_apply() {
             let plan = place.ok("mnt", "apply --undo --dry-run");
             assert!(plan.contains("M\tdocs/f1\n"), "{plan}");
             let done = place.ok("mnt", "apply --undo");
-            assert!(done.starts_with("took back the last apply: "), "{done}");
+            assert!(done.starts_with("undid the last apply: "), "{done}");
             assert_eq!(look(&place), before);
             place.ok("mnt", "restore start");
             assert_eq!(place.ok("mnt", "diff base"), "");

@@ -4,7 +4,7 @@
 use std::fs;
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 
-use crate::confine::{EVERYBODY, Who, at_srv, place};
+use crate::confine::{ACCOUNTS, Account, at_srv, place};
 use crate::place::Place;
 
 /// Tries to change the objects behind the standard descriptors in every way that needs no path. As
@@ -46,7 +46,7 @@ fn state(place: &Place, name: &str) -> String {
 
 #[test]
 fn no_object_of_the_host_can_be_changed_through_a_descriptor() {
-    for who in EVERYBODY {
+    for account in ACCOUNTS {
         let place = place();
         place.write("attack.py", ATTACK);
         for file in ["out/input", "out/output", "out/append", "out/both", "out/third"] {
@@ -65,14 +65,14 @@ fn no_object_of_the_host_can_be_changed_through_a_descriptor() {
              [ \"$(stat -c %a ../out/made)\" = 644 ]
              [ \"$(stat -c %a:%u ../out/append)\" = \"644:$(id -u)\" ]; [ ! -e linked0 ]"
         );
-        let said = at_srv(&place, who, &script);
-        assert_eq!(said.code, 0, "{who:?}: {}\n{}", said.out, said.err);
+        let said = at_srv(&place, account, &script);
+        assert_eq!(said.code, 0, "{account:?}: {}\n{}", said.out, said.err);
         for file in ["out/input", "out/both", "out/third"] {
-            let owner = if who == Who::Nobody { "65534 65534" } else { "0 0" };
+            let owner = if account == Account::User { "65534 65534" } else { "0 0" };
             let now = state(&place, file);
-            assert!(now.starts_with(&format!("81a4 {owner} 1 9\n")), "{who:?} {file}: {now}");
-            assert!(!now.contains("attacked"), "{who:?} {file}: {now}");
-            assert_eq!(place.read(file), "as it was", "{who:?} {file}");
+            assert!(now.starts_with(&format!("81a4 {owner} 1 9\n")), "{account:?} {file}: {now}");
+            assert!(!now.contains("attacked"), "{account:?} {file}: {now}");
+            assert_eq!(place.read(file), "as it was", "{account:?} {file}");
         }
         assert!(fs::symlink_metadata(place.at("out/fifo")).unwrap().file_type().is_fifo());
     }
@@ -83,7 +83,7 @@ fn the_attack_on_descriptors_succeeds_without_run() {
     let place = place();
     place.write("attack.py", ATTACK);
     place.write("out/input", "as it was");
-    let said = at_srv(&place, Who::Root, "python3 ../attack.py 0 1 < ../out/input");
+    let said = at_srv(&place, Account::Root, "python3 ../attack.py 0 1 < ../out/input");
     assert_eq!(said.code, 0, "{said:?}");
     let mode = fs::metadata(place.at("out/input")).unwrap().permissions().mode();
     assert!(mode & 0o7777 == 0o4755 && place.read("out/input").is_empty(), "{mode:o}");
@@ -109,7 +109,8 @@ fn output_of_a_command_is_in_its_files_in_order() {
             .eq(std::iter::once("before".to_owned()).chain(expected).collect::<Vec<_>>()),
         "{log}"
     );
-    assert!(log.lines().last().unwrap().starts_with("jailfs: "), "jailfs speaks last: {log}");
+    let last = log.lines().last().unwrap();
+    assert!(last.starts_with("jailfs: "), "the last line is from jailfs: {log}");
     // Many bytes, a command that is killed, and one that times out.
     let many = "head -c 50000000 /dev/zero | tr '\\0' x";
     let script = format!(

@@ -241,7 +241,7 @@ type exit
         "stops",
     ];
     play_to(&place, "see confined by\nsee the time is over\nsee nothing\n", &run);
-    assert!(place.exists("out/woken"), "it goes on, to end");
+    assert!(place.exists("out/woken"), "the command continues to its end");
 }
 
 #[test]

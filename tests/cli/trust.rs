@@ -124,7 +124,7 @@ fn the_store_attribute_is_trusted_on_our_own_mounts_only() {
         0,
         "a base with the attribute is an ordinary directory"
     );
-    assert_eq!(asked.load(Ordering::SeqCst), 0, "the socket of somebody else was asked");
+    assert_eq!(asked.load(Ordering::SeqCst), 0, "the socket of another user was asked");
     // On our own mount it is trusted.
     place.mount();
     place.ok("mnt", "status");

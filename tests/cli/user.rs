@@ -9,9 +9,9 @@ use std::os::unix::fs::chown;
 
 use crate::place::{JAILFS, Place, Said, said};
 
-const NOBODY: u32 = 65534;
+const USER: u32 = 65534;
 
-/// A place that belongs to nobody, with a copy of the program in it.
+/// A place that belongs to that user, with a copy of the program in it.
 pub fn place() -> Place {
     let place = Place::new();
     fs::set_permissions(place.root(), PermissionsExt::from_mode(0o755)).unwrap();
@@ -99,8 +99,8 @@ fn files_of_other_owners_keep_them_through_a_run() {
     place.write("base/shared", "s\n");
     place.write("base/roots-file", "r\n");
     fs::set_permissions(place.at("base/roots-file"), PermissionsExt::from_mode(0o666)).unwrap();
-    chown(place.at("base/roots/mine"), Some(NOBODY), Some(NOBODY)).unwrap();
-    chown(place.at("base/shared"), Some(NOBODY), Some(7)).unwrap();
+    chown(place.at("base/roots/mine"), Some(USER), Some(USER)).unwrap();
+    chown(place.at("base/shared"), Some(USER), Some(7)).unwrap();
     let before = place.sh("base", "stat -c '%n %u:%g %a' roots roots-file shared").out;
     let said = as_nobody(
         &place,
@@ -171,7 +171,7 @@ fn an_apply_is_rolled_back_although_its_user_may_no_longer_read_write_or_own_its
 
         $JAILFS mount base mnt; rm -f mnt/roots; echo new > mnt/new; $JAILFS umount mnt
         cut '[ ! -e roots ]'; [ "$(cat base/roots)" = "root's" ]; [ ! -e base/new ]
-        (cd base; ! $JAILFS apply > ../home/told 2>&1); grep -q roots home/told
+        (cd base; ! $JAILFS apply > ../home/err 2>&1); grep -q roots home/err
         "#,
     );
     assert_eq!(said.code, 0, "{}\n{}", said.out, said.err);
@@ -249,8 +249,8 @@ fn paths_that_an_ordinary_user_cannot_write_are_refused_before_anything_is_writt
         cd ../base
         cd ..; $JAILFS mount base mnt; (cd mnt; echo changed > a; echo x > roots/new; echo z > z)
         $JAILFS umount mnt; cd base
-        code=0; $JAILFS apply 2> ../home/told || code=$?; cat ../home/told; [ $code = 1 ]
-        grep -q "'roots' cannot be written: it belongs to user 0.*nothing is written" ../home/told
+        code=0; $JAILFS apply 2> ../home/err || code=$?; cat ../home/err; [ $code = 1 ]
+        grep -q "'roots' cannot be written: it belongs to user 0.*nothing is written" ../home/err
         [ "$(cat a)" = one ]; [ ! -e roots/new ]; [ ! -e z ]
         $JAILFS status > ../home/status; ! grep 'not rolled back' ../home/status; $JAILFS log
         $JAILFS apply a z; [ "$(cat a z | tr '\n' ' ')" = 'changed z ' ]
@@ -289,7 +289,7 @@ fn a_directory_that_root_took_blocks_only_the_next_apply() {
         "#,
     );
     assert_eq!(said.code, 0, "{}\n{}", said.out, said.err);
-    chown(place.at("base/d"), Some(NOBODY), Some(NOBODY)).unwrap();
+    chown(place.at("base/d"), Some(USER), Some(USER)).unwrap();
     let said = as_nobody(
         &place,
         r#"

@@ -117,10 +117,10 @@ fn a_restore_and_an_undo_are_exact() {
     assert!(dry.starts_with("would restore checkpoint 1 'green': "), "{dry}");
     assert!(dry.contains("D\tn/f\n") && dry.contains("A\tdel\n"), "{dry}");
     assert_eq!(sorted(&place.ok("mnt", "diff")), sorted(WORK), "a dry run changes nothing");
-    let told = place.ok("mnt", "restore green");
-    assert!(told.contains("D\tn/\nD\tn/f\n"), "{told}");
+    let output = place.ok("mnt", "restore green");
+    assert!(output.contains("D\tn/\nD\tn/f\n"), "{output}");
     assert_eq!(place.ok("mnt", "diff"), "");
-    let undo = told.lines().last().unwrap().strip_prefix("undo: jailfs ").unwrap();
+    let undo = output.lines().last().unwrap().strip_prefix("undo: jailfs ").unwrap();
     place.ok("mnt", undo);
     assert_eq!(sorted(&place.ok("mnt", "diff")), sorted(WORK));
     assert_eq!(place.read("mnt/new-name"), "a file that will have another name\n");
@@ -128,13 +128,13 @@ fn a_restore_and_an_undo_are_exact() {
     let verbs: Vec<&str> = log.lines().filter_map(|line| line.get(28..40)).map(str::trim).collect();
     assert_eq!(verbs, ["op restore", "restore", "seal", "checkpoint", "create"], "{log}");
     // Discard goes to the base, past all checkpoints, and can be undone as well.
-    let told = place.ok("mnt", "discard");
+    let output = place.ok("mnt", "discard");
     assert!(
-        told.starts_with("restored base: ") && told.contains("\nundo: jailfs op restore "),
-        "{told}"
+        output.starts_with("restored base: ") && output.contains("\nundo: jailfs op restore "),
+        "{output}"
     );
     assert_eq!(place.ok("mnt", "diff"), "");
-    place.ok("mnt", told.lines().last().unwrap().strip_prefix("undo: jailfs ").unwrap());
+    place.ok("mnt", output.lines().last().unwrap().strip_prefix("undo: jailfs ").unwrap());
     assert_eq!(sorted(&place.ok("mnt", "diff")), sorted(WORK));
     // Automatic seals are only in the full log.
     assert_eq!(place.ok("mnt", "log").lines().count(), 1);
@@ -249,8 +249,8 @@ fn every_reading_command_has_json_output() {
         assert_eq!(lines.len(), WORK.lines().count());
         for object in &lines {
             // A patch cannot express an empty directory.
-            let told = detail == " -p" && object["path"] != "n";
-            let patch = if told { "patch" } else { "" };
+            let has_patch = detail == " -p" && object["path"] != "n";
+            let patch = if has_patch { "patch" } else { "" };
             let fields =
                 "status path old_path file ino old_size new_size lines_added lines_removed binary";
             has(object, "change", &format!("{fields} {patch}"));
@@ -528,7 +528,7 @@ fn a_mount_inside_is_never_detached_silently() {
             [ $code = 11 ]; grep -q "something is mounted on" err
         done
         [ "$(cat mnt/later/data mnt/sub/data)" = "$(printf 'kept\nkept')" ]; [ ! -e mnt/a ]
-        # What stays where it is does not matter.
+        # A mount on a node that does not move does not matter.
         $JAILFS -C mnt restore c1 a; [ "$(cat mnt/a)" = one ]; [ -e mnt/later/data ]
         $JAILFS -C mnt restore c1 --dry-run | grep -q 'in the way: a mount at later'
         $JAILFS -C mnt restore c1 --detach-mounts --json | grep -q '"detached":\["file","later"\]'

@@ -174,13 +174,13 @@ impl Live {
             std::thread::sleep(Duration::from_millis(1));
         }
         // A request that arrives while the kernel closes the connection gets this error.
-        let told = loop {
+        let error = loop {
             match statvfs(&self.mnt).unwrap_err() {
                 Errno::ECONNABORTED if Instant::now() < gone => {}
                 errno => break errno,
             }
         };
-        assert_eq!(told, Errno::ENOTCONN);
+        assert_eq!(error, Errno::ENOTCONN);
     }
 
     fn daemon(&self) -> u32 {
@@ -327,7 +327,7 @@ fn begun_at(pid: u32) -> Option<u64> {
     stat.rsplit_once(')')?.1.split_whitespace().nth(19)?.parse().ok()
 }
 
-/// What the kernel reports about a thread of a process that has not ended.
+/// The kernel's report on a thread of a process that has not ended.
 fn living_thread(pid: u32) -> Option<String> {
     let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).ok()?;
     let stats =

@@ -4,8 +4,8 @@
 //! a panic. If a test hangs, a watchdog unmounts everything and ends the process. Tests are never
 //! skipped: on a host that cannot mount they fail.
 
-#![allow(dead_code, reason = "each test file uses another part of this")]
-#![expect(clippy::print_stderr, reason = "what is left behind must be said")]
+#![allow(dead_code, reason = "each test file uses a part of this")]
+#![expect(clippy::print_stderr, reason = "leftovers must be printed")]
 
 pub mod raw;
 
@@ -72,7 +72,7 @@ impl Bench {
     }
 
     fn root(&self) -> &Path {
-        self.dir.as_ref().expect("lives as long as the bench").path()
+        self.dir.as_ref().expect("the directory exists as long as the bench").path()
     }
 
     /// A path in the base.

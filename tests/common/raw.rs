@@ -112,7 +112,7 @@ impl Body {
 
 /// The caller, as the header of a request names it.
 #[derive(Clone, Copy, Debug)]
-pub struct Who {
+pub struct Caller {
     pub uid: u32,
     pub gid: u32,
     pub pid: u32,
@@ -204,7 +204,7 @@ pub struct Raw {
     line: OwnedFd,
     mounted: Option<Mounted>,
     pub fs: Arc<Fs>,
-    pub who: Who,
+    pub who: Caller,
     next: u64,
     done: Arc<AtomicBool>,
 }
@@ -220,7 +220,7 @@ impl Raw {
         let dir = tempfile::tempdir().expect("a directory for the test");
         let (base, store, mnt) = super::places(dir.path());
         std::fs::create_dir(&base).expect("make the base");
-        std::fs::create_dir(&mnt).expect("make what stands for the mount point");
+        std::fs::create_dir(&mnt).expect("make the file that stands for the mount point");
         fill(&base);
         let fs = super::open_new(&base, &store, &mnt);
         let (line, device) =
@@ -230,7 +230,7 @@ impl Raw {
             setsockopt(end, sockopt::SndBufForce, &ROOM)
                 .expect("room for large messages; needs root");
         }
-        let who = Who { uid: 0, gid: 0, pid: std::process::id() };
+        let who = Caller { uid: 0, gid: 0, pid: std::process::id() };
         let mut raw = Raw {
             dir,
             line,
@@ -263,7 +263,7 @@ impl Raw {
         // The kernel's request numbers are even; an odd one marks an interrupt.
         self.next += 2;
         let len = u32::try_from(40 + body.0.len()).expect("a length");
-        let Who { uid, gid, pid } = self.who;
+        let Caller { uid, gid, pid } = self.who;
         let header = Body::new()
             .u32(len)
             .u32(opcode)
@@ -384,7 +384,7 @@ impl Raw {
         if answer.is_empty() {
             return;
         }
-        let behind = self.receive(PATIENCE).expect("what is sent behind the answer");
+        let behind = self.receive(PATIENCE).expect("the data after the answer");
         assert_eq!((behind.unique, behind.errno), (unique, Errno::EIO as i32));
     }
 
@@ -424,7 +424,7 @@ impl Raw {
 
     /// Takes no more answers.
     pub fn refuse_answers(&self) {
-        shutdown(self.line.as_raw_fd(), Shutdown::Read).expect("close our ear");
+        shutdown(self.line.as_raw_fd(), Shutdown::Read).expect("close our end");
     }
 
     /// The number of requests of one kind that the server got.

@@ -1,4 +1,4 @@
-//! What is done to a file of a store, as a text: `FILE DAMAGE`.
+//! The damages of a store's file, as texts: `FILE DAMAGE`.
 //!
 //! | damage | what it does |
 //! |---|---|

@@ -19,7 +19,7 @@ pub enum Verdict {
     /// The store does not open, and the error names the file.
     Refused,
     /// The store opens. Some reads give errors, and the others the former content.
-    Told,
+    Reported,
     /// The losses that docs/SEMANTICS.md names; the rest is as before.
     Less,
 }
@@ -31,7 +31,7 @@ impl Verdict {
             "any" => None,
             "truth" => Some(Verdict::Truth),
             "refused" => Some(Verdict::Refused),
-            "told" => Some(Verdict::Told),
+            "reported" => Some(Verdict::Reported),
             "less" => Some(Verdict::Less),
             other => panic!("'{other}' is no verdict"),
         }
@@ -139,7 +139,7 @@ fn shown(
         return Err(format!("there are errors, and the check finds nothing: {errors:#?}"));
     }
     Ok(match (errors.is_empty(), less) {
-        (false, _) => Verdict::Told,
+        (false, _) => Verdict::Reported,
         (true, true) => Verdict::Less,
         (true, false) => Verdict::Truth,
     })

@@ -494,12 +494,12 @@ pub fn state(sandbox: &Sandbox, rev: &Rev) -> Result<Vec<String>, String> {
 /// Everything that is visible in the present tree, without what reading changes.
 pub fn live(sandbox: &Sandbox) -> Result<Vec<String>, String> {
     let fs = sandbox.fs();
-    let told = |error: jailfs::error::FsError| error.to_string();
+    let text = |error: jailfs::error::FsError| error.to_string();
     let mut lines = Vec::new();
     let mut dirs = vec![(NodeId::ROOT, String::new())];
     while let Some((dir, path)) = dirs.pop() {
-        for child in fs.names(dir).map_err(told)? {
-            let entry = fs.lookup(dir, &child).map_err(told)?;
+        for child in fs.names(dir).map_err(text)? {
+            let entry = fs.lookup(dir, &child).map_err(text)?;
             let path = format!("{path}/{child}");
             let meta = entry.attr.meta;
             let mut line = format!(
@@ -509,18 +509,18 @@ pub fn live(sandbox: &Sandbox) -> Result<Vec<String>, String> {
             match entry.attr.kind {
                 FileKind::Dir => dirs.push((entry.id, path)),
                 FileKind::File => {
-                    let plan = fs.read(entry.id, 0, u64::MAX).map_err(told)?;
-                    let bytes = plan.read(false).map_err(told)?.unwrap();
+                    let plan = fs.read(entry.id, 0, u64::MAX).map_err(text)?;
+                    let bytes = plan.read(false).map_err(text)?.unwrap();
                     line += &format!(" {} {:08x}", bytes.len(), crc32c::crc32c(&bytes));
                 }
                 FileKind::Symlink => {
-                    line += &format!(" {:?}", fs.link_text(entry.id).map_err(told)?)
+                    line += &format!(" {:?}", fs.link_text(entry.id).map_err(text)?)
                 }
                 _ => {}
             }
-            for name in fs.listxattr(entry.id).map_err(told)?.split(|byte| *byte == 0) {
+            for name in fs.listxattr(entry.id).map_err(text)?.split(|byte| *byte == 0) {
                 if !name.is_empty() {
-                    let value = fs.getxattr(entry.id, name).map_err(told)?;
+                    let value = fs.getxattr(entry.id, name).map_err(text)?;
                     line += &format!(" {name:?}={value:?}");
                 }
             }

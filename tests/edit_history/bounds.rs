@@ -35,7 +35,7 @@ fn the_last_ten_edits_of_a_file_are_kept() {
     for n in 0..15 {
         work.put("a", &format!("text {n}"));
     }
-    let numbers: Vec<u32> = work.history("a").iter().map(|version| version.number).collect();
+    let numbers: Vec<u32> = work.history("a").iter().map(|edit| edit.number).collect();
     assert_eq!(
         numbers,
         (5..=14).rev().collect::<Vec<u32>>(),
@@ -50,7 +50,7 @@ fn the_last_ten_edits_of_a_file_are_kept() {
     assert_eq!(work.history("a").len(), 11);
     work.redo("a", 10).unwrap();
     assert_eq!((work.get("a").as_str(), work.history("a").len()), ("text 14", 10));
-    work.sandbox.fs().set_edit_bounds(Bounds { versions: 3, ..Bounds::default() });
+    work.sandbox.fs().set_edit_bounds(Bounds { edits: 3, ..Bounds::default() });
     work.put("a", "text 15");
     assert_eq!(work.texts("a"), ["text 12", "text 13", "text 14"]);
 }
@@ -107,7 +107,7 @@ fn the_edit_history_stores_equal_content_once_also_during_an_undo() {
 fn with_the_history_off_nothing_is_kept_and_nothing_is_written() {
     let place = Place::new(&[("a", "one")]);
     let work = place.open();
-    work.sandbox.fs().set_edit_bounds(Bounds { versions: 0, ..Bounds::default() });
+    work.sandbox.fs().set_edit_bounds(Bounds { edits: 0, ..Bounds::default() });
     work.put("a", "two");
     work.rm("a");
     assert!(work.history("a").is_empty() && work.undo("a", 1).is_err());
@@ -121,8 +121,8 @@ fn with_the_history_off_nothing_is_kept_and_nothing_is_written() {
     work.sandbox.fs().set_edit_bounds(Bounds::default());
     work.put("b", "3");
     assert_eq!(work.texts("b"), ["2"]);
-    work.sandbox.fs().set_edit_bounds(Bounds { versions: 0, ..Bounds::default() });
-    assert!(work.history("b").is_empty(), "switching it off gives up what there is");
+    work.sandbox.fs().set_edit_bounds(Bounds { edits: 0, ..Bounds::default() });
+    assert!(work.history("b").is_empty(), "switching the history off drops all edits");
 }
 
 #[test]
@@ -149,12 +149,12 @@ fn a_tool_that_rewrites_a_file_for_each_small_change_costs_only_the_differences(
     assert_eq!(work.sandbox.fs().maintain_edits(false, &|| false), Tended::Done);
     let stored = place.pools();
     assert!(stored < (1 << 20) + (1 << 20) / 2, "{stored} bytes for a file of {}", bytes.len());
-    let versions = work.history("a");
-    assert_eq!(versions.len(), 10);
-    for (version, text) in versions.iter().rev().zip(&texts[30..]) {
+    let edits = work.history("a");
+    assert_eq!(edits.len(), 10);
+    for (edit, text) in edits.iter().rev().zip(&texts[30..]) {
         let (state, found) =
-            work.sandbox.fs().before_edit(&crate::place::path("a"), version.number).unwrap();
-        assert!(state.read_all(&found).unwrap() == *text, "version {}", version.number);
+            work.sandbox.fs().before_edit(&crate::place::path("a"), edit.number).unwrap();
+        assert!(state.read_all(&found).unwrap() == *text, "edit {}", edit.number);
     }
     assert!(work.bytes("a") == bytes);
     // Shared content is still there when the file goes on, is undone and sealed, and after a
@@ -195,7 +195,7 @@ fn build_output_does_not_displace_the_history_of_sources() {
     }
     assert_eq!(work.history("src/main.rs").len(), 10, "the sources keep all");
     let left: usize = (0..50).map(|n| work.history(&format!("target/o{n}")).len()).sum();
-    assert!(left > 50 && left < 250, "{left} versions of what was built");
+    assert!(left > 50 && left < 250, "{left} edits of built files");
     assert!(place.pools() < (4 << 20) + 2_000_000 + 500_000, "{}", place.pools());
 }
 
@@ -210,8 +210,8 @@ fn the_space_of_dropped_entries_is_freed() {
     work.checkpoint("c");
     rewrite(&work, "a", b"small");
     work.sandbox.compact().unwrap();
-    assert!(place.pools() > 6 << 20, "versions of before the seal stay");
-    work.sandbox.fs().set_edit_bounds(Bounds { versions: 0, ..Bounds::default() });
+    assert!(place.pools() > 6 << 20, "edits from before the seal stay");
+    work.sandbox.fs().set_edit_bounds(Bounds { edits: 0, ..Bounds::default() });
     work.gc(0);
     let left = place.pools();
     assert!(left < (2 << 20) + 100_000, "{left}: the checkpoint has one of them");
@@ -232,7 +232,7 @@ fn download(work: &Work, path: &str) {
 #[test]
 fn content_left_behind_by_a_rename_counts_and_is_dropped_first() {
     const MOST: u64 = 1 << 20;
-    let keep_one = |bytes| Bounds { versions: 1, bytes };
+    let keep_one = |bytes| Bounds { edits: 1, bytes };
     let place = Place::new(&[]);
     let work = place.open();
     let fs = work.sandbox.fs();
@@ -244,7 +244,7 @@ fn content_left_behind_by_a_rename_counts_and_is_dropped_first() {
     assert!(place.pools() > 4 << 20);
     (0..6).for_each(|_| work.rest());
     assert_eq!(tend(), Tended::Done);
-    assert!(place.pools() < MOST, "nobody came to its name: {}", place.pools());
+    assert!(place.pools() < MOST, "the file got no new name: {}", place.pools());
     // For less time if there is too much.
     fs.set_edit_bounds(keep_one(MOST));
     download(&work, "large");
@@ -257,10 +257,10 @@ fn content_left_behind_by_a_rename_counts_and_is_dropped_first() {
         assert!(fs.make_room(Need::More), "the disk is full: {}", place.pools());
     }
     for path in ["waits", "large", "full"] {
-        assert_eq!(work.texts(path), ["small"], "no version of '{path}' went");
+        assert_eq!(work.texts(path), ["small"], "no edit of '{path}' was dropped");
     }
     download(&work, "off");
-    fs.set_edit_bounds(Bounds { versions: 0, ..Bounds::default() });
+    fs.set_edit_bounds(Bounds { edits: 0, ..Bounds::default() });
     tend();
     assert!(place.pools() < MOST, "nothing is to be kept: {}", place.pools());
 }
@@ -306,20 +306,23 @@ fn content_that_an_undo_restored_survives_a_failed_seal_on_a_full_disk() {
         rewrite(&work, "a", &noise(2, 1 << 20));
         work.checkpoint("c");
         work.undo("a", 1).unwrap();
-        fs.set_edit_bounds(Bounds { versions: 0, ..Bounds::default() });
+        fs.set_edit_bounds(Bounds { edits: 0, ..Bounds::default() });
         let request = Request::Checkpoint { name: None, message: String::new() };
-        let told = failpoint::with(&format!("fail:store.write:{write}+:ENOSPC"), || {
-            let told = work.sandbox.handle(request);
+        let outcome = failpoint::with(&format!("fail:store.write:{write}+:ENOSPC"), || {
+            let outcome = work.sandbox.handle(request);
             // An operation on the full disk asks for space.
             for _ in 0..3 {
                 fs.make_room(Need::More);
             }
-            told
+            outcome
         });
-        assert!(work.bytes("a") == first, "write {write} failed: {told:?}");
+        assert!(work.bytes("a") == first, "write {write} failed: {outcome:?}");
         drop(work);
-        assert!(place.open().bytes("a") == first, "write {write} failed, the next start: {told:?}");
-        if told.is_ok() {
+        assert!(
+            place.open().bytes("a") == first,
+            "write {write} failed, the next start: {outcome:?}"
+        );
+        if outcome.is_ok() {
             break;
         }
         failed += 1;

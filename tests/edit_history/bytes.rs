@@ -42,14 +42,14 @@ impl Known {
             found.len(),
             self.bytes.len()
         );
-        for version in work.history("a") {
+        for edit in work.history("a") {
             let (state, file) =
-                work.sandbox.fs().before_edit(&crate::place::path("a"), version.number).unwrap();
+                work.sandbox.fs().before_edit(&crate::place::path("a"), edit.number).unwrap();
             let bytes = state.read_all(&file).unwrap();
             assert!(
                 self.rested.contains(&bytes),
-                "{what}: version {} is none that was",
-                version.number
+                "{what}: edit {} was never the content",
+                edit.number
             );
         }
     }

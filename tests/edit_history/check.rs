@@ -143,7 +143,7 @@ fn rewritten(place: &Place, change: impl Fn(&mut Content)) -> Vec<u64> {
     for (mut record, _) in records {
         starts.push(log.len());
         if let EditsLogRecord::Kept(kept) = &mut record {
-            for content in kept.iter_mut().filter_map(|(_, version)| version.content.as_mut()) {
+            for content in kept.iter_mut().filter_map(|(_, edit)| edit.content.as_mut()) {
                 change(Arc::make_mut(content));
             }
         }
@@ -205,7 +205,7 @@ fn check_reads_content_that_only_the_history_needs() {
     let work = place.open();
     work.checkpoint("x");
     work.sandbox.compact().unwrap();
-    let content = work.version("d/c", 1);
+    let content = work.edit("d/c", 1);
     drop(work);
     assert!(check(&place, true).warnings.is_empty());
     let pool = place.store.join("layers/00000001/pool");

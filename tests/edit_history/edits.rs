@@ -73,7 +73,7 @@ fn a_file_that_loses_its_name_is_found_under_that_name() {
         (work.texts("dir/x"), work.edits("dir/x")),
         (vec!["x".into(), "1".into(), "2".into()], vec![Replace; 3])
     );
-    assert!(work.history("dir/x.tmp").is_empty(), "what is written aside leaves nothing there");
+    assert!(work.history("dir/x.tmp").is_empty(), "a file written aside leaves no edit there");
     // Saving with a backup, also for a file that is being edited.
     work.put("s", "first");
     for text in ["second", "third"] {
@@ -99,7 +99,7 @@ fn the_history_follows_a_renamed_file() {
     work.rest();
     work.mv("d/sub/f", "d/sub/g");
     assert_eq!(work.texts("d/sub/g"), ["zero"]);
-    assert_eq!(work.texts("d/sub/f"), ["zero", "one"], "and what it was stays under the old name");
+    assert_eq!(work.texts("d/sub/f"), ["zero", "one"], "and its content stays under the old name");
     // Below a directory that moves, all of it.
     work.mv("d", "e");
     assert_eq!(work.texts("e/sub/g"), ["zero"]);

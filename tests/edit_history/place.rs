@@ -149,19 +149,19 @@ impl Work {
 
     pub fn history(&self, of: &str) -> Vec<FileEdit> {
         match self.sandbox.handle(Request::History { path: path(of) }).unwrap() {
-            Reply::History(versions) => versions,
+            Reply::History(edits) => edits,
             other => panic!("{other:?}"),
         }
     }
 
     /// The former contents of a path, oldest first.
     pub fn texts(&self, of: &str) -> Vec<String> {
-        let mut versions = self.history(of);
-        versions.reverse();
-        versions.iter().map(|version| self.version(of, version.number)).collect()
+        let mut edits = self.history(of);
+        edits.reverse();
+        edits.iter().map(|edit| self.edit(of, edit.number)).collect()
     }
 
-    pub fn version(&self, of: &str, number: u32) -> String {
+    pub fn edit(&self, of: &str, number: u32) -> String {
         let Some((state, found)) = self.sandbox.fs().before_edit(&path(of), number) else {
             return "(no file)".to_owned();
         };
@@ -169,9 +169,9 @@ impl Work {
     }
 
     pub fn edits(&self, of: &str) -> Vec<EditKind> {
-        let mut versions = self.history(of);
-        versions.reverse();
-        versions.iter().map(|version| version.kind).collect()
+        let mut edits = self.history(of);
+        edits.reverse();
+        edits.iter().map(|edit| edit.kind).collect()
     }
 
     pub fn undo(&self, of: &str, steps: u32) -> Result<Stepped, jailfs::error::Error> {

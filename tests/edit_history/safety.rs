@@ -109,7 +109,7 @@ fn no_edit_fails_because_its_history_cannot_be_recorded() {
             work.write("a", 0, b"four");
         });
         assert_eq!(work.get("a"), "four");
-        assert_eq!(work.texts("a"), ["zero", "one", "two", "three"], "it is in memory");
+        assert_eq!(work.texts("a"), ["zero", "one", "two", "three"], "the edit is in memory");
         work.put("a", "five");
         work.rm("a");
         work.undo("a", 2).unwrap();
@@ -136,7 +136,7 @@ fn content_of_an_entry_is_not_freed_before_its_removal_is_on_disk() {
     failpoint::with(
         "fail:store.write:1+:EIO,fail:store.remove:1+:EIO,fail:store.open:1+:EIO",
         || {
-            work.sandbox.fs().set_edit_bounds(jailfs::sandbox::Bounds { versions: 0, bytes: 0 });
+            work.sandbox.fs().set_edit_bounds(jailfs::sandbox::Bounds { edits: 0, bytes: 0 });
             work.sandbox.fs().maintain_edits(true, &|| false);
         },
     );
@@ -160,7 +160,7 @@ fn bytes_of_an_entry_that_may_be_on_disk_are_not_overwritten_after_a_remount() {
     assert_eq!(work.texts("a"), [text.as_str()]);
     let before = host::read(&log).unwrap();
     // The entry is dropped, and shares bytes with the file.
-    work.sandbox.fs().set_edit_bounds(jailfs::sandbox::Bounds { versions: 0, bytes: 0 });
+    work.sandbox.fs().set_edit_bounds(jailfs::sandbox::Bounds { edits: 0, bytes: 0 });
     drop(work);
     // The next mount cannot sync the log, so a power cut could lose its end.
     let open = |n: u32| {
@@ -214,7 +214,7 @@ fn the_log_is_rewritten_only_when_much_of_it_is_obsolete() {
     for _ in 0..3 {
         work.rest();
         work.write("f19", 0, b"z");
-        assert_eq!(tend(), whole, "all of it is of use");
+        assert_eq!(tend(), whole, "all of the content is in use");
     }
 }
 
@@ -235,7 +235,7 @@ fn a_full_disk_drops_history_before_an_operation_fails() {
         work.sandbox.fs().write(made, 1 << 20, b"more", false).unwrap();
     });
     let left = work.history("a").len();
-    assert!(left < 5, "{left} versions are left");
+    assert!(left < 5, "{left} edits are left");
     assert!(place.pools() < before - (1 << 20), "{} of {before}", place.pools());
     assert_eq!(work.bytes("a").len(), (1 << 20) + 4);
     for text in work.texts("a") {
@@ -347,5 +347,5 @@ fn a_history_interrupted_at_any_step_returns_no_wrong_bytes() {
             break;
         }
     }
-    assert!(finished, "there is no end to it");
+    assert!(finished, "the operation never ends");
 }

@@ -43,7 +43,7 @@ fn undo_walks_back_and_redo_forward_until_a_new_edit() {
     assert_eq!(work.get("a"), "zero");
     work.undo("a", 1).unwrap();
     assert_eq!(work.get("a"), "three", "the undo itself is undone");
-    assert!(work.history("a").iter().any(|version| version.kind == Undo));
+    assert!(work.history("a").iter().any(|edit| edit.kind == Undo));
     // Also after a remount.
     drop(work);
     let work = place.open();
@@ -71,7 +71,7 @@ fn an_undo_of_a_removal_restores_the_directories_above() {
     assert!(!work.exists("d/e/f"));
     work.undo("d/e/f", 1).unwrap();
     work.put("d/e/f", "edited");
-    assert_eq!(work.texts("d/e/f"), ["base"], "that it was gone is no version");
+    assert_eq!(work.texts("d/e/f"), ["base"], "a missing file is no edit");
     work.sandbox.compact().unwrap();
     drop(work);
     let work = place.open();
@@ -133,11 +133,11 @@ fn a_restore_is_an_edit_of_each_file_that_it_changes() {
     );
     assert!(work.history("same").is_empty());
     work.undo("a", 1).unwrap();
-    assert_eq!(work.get("a"), "two", "what it was before the restore");
+    assert_eq!(work.get("a"), "two", "the content before the restore");
     work.undo("a", 1).unwrap();
-    assert_eq!(work.get("a"), "one", "what it was before the edit before that");
+    assert_eq!(work.get("a"), "one", "the content before the edit before that");
     work.undo("new", 1).unwrap();
-    assert_eq!(work.get("new"), "new", "what the restore removed comes back");
+    assert_eq!(work.get("new"), "new", "the file that the restore removed comes back");
     // A restore back and forth, and an undo in between.
     work.restore("c");
     work.undo("a", 1).unwrap();
@@ -245,7 +245,7 @@ fn content_of_a_failed_undo_stays_once_it_is_restored_and_its_entry_is_dropped()
             work.checkpoint("brought back");
             work.put("a", "three");
         }
-        work.sandbox.fs().set_edit_bounds(Bounds { versions: 0, ..Bounds::default() });
+        work.sandbox.fs().set_edit_bounds(Bounds { edits: 0, ..Bounds::default() });
         work.sandbox.compact().unwrap();
         work.gc(0);
         drop(work);
@@ -276,7 +276,7 @@ fn restored_content_is_not_changed_through_another_file_once_its_entry_is_droppe
         drop(work);
         for round in 0..3 {
             let work = place.open();
-            work.sandbox.fs().set_edit_bounds(Bounds { versions: 0, ..Bounds::default() });
+            work.sandbox.fs().set_edit_bounds(Bounds { edits: 0, ..Bounds::default() });
             if round > 0 {
                 work.write(written, 4096 * round, new.as_bytes());
             }

@@ -192,71 +192,75 @@ impl Place {
 
     /// Opens the store, which must show one of the possible states, and work.
     #[track_caller]
-    pub fn judge(&self, possible: &[Seen], ever: &[Seen], told: &str) {
+    pub fn judge(&self, possible: &[Seen], ever: &[Seen], context: &str) {
         let sandbox =
-            self.open().unwrap_or_else(|error| panic!("{told}: it is not opened: {error}"));
+            self.open().unwrap_or_else(|error| panic!("{context}: it is not opened: {error}"));
         let (tree, base) = (picture(&sandbox), host(&self.base));
         let names = names(&sandbox);
         let is = |seen: &&Seen| seen.tree == tree && seen.base == base;
         if !possible.iter().any(|seen| is(&seen)) {
-            neither(possible, (&tree, &base), told);
+            neither(possible, (&tree, &base), context);
         }
         let kept = |seen: &Seen| is(&seen) && seen.checkpoints.keys().eq(names.iter());
-        assert!(possible.iter().any(kept), "{told}: the checkpoints are {names:?}");
-        self.works(sandbox, &tree, ever, told);
-        assert_eq!(host(&self.base), base, "{told}: the base changed without an apply");
+        assert!(possible.iter().any(kept), "{context}: the checkpoints are {names:?}");
+        self.works(sandbox, &tree, ever, context);
+        assert_eq!(host(&self.base), base, "{context}: the base changed without an apply");
     }
 
     /// A write, a sync, a checkpoint, and a restore of every checkpoint succeed, and then the whole
     /// store is sound.
     #[track_caller]
-    fn works(&self, sandbox: Arc<Sandbox>, tree: &Picture, ever: &[Seen], told: &str) {
-        must(put(&sandbox, "probe", &bytes(99, 5000)), "write", told);
-        must(sync(&sandbox), "sync", told);
-        must(checkpoint(&sandbox, "probe"), "checkpoint", told);
+    fn works(&self, sandbox: Arc<Sandbox>, tree: &Picture, ever: &[Seen], context: &str) {
+        must(put(&sandbox, "probe", &bytes(99, 5000)), "write", context);
+        must(sync(&sandbox), "sync", context);
+        must(checkpoint(&sandbox, "probe"), "checkpoint", context);
         let probed = picture(&sandbox);
-        assert_eq!(probed.len(), tree.len() + 1, "{told}: a write changed something else");
+        assert_eq!(probed.len(), tree.len() + 1, "{context}: a write changed something else");
         for name in names(&sandbox).iter().filter(|name| *name != "probe") {
-            must(restore(&sandbox, name), "restore", told);
+            must(restore(&sandbox, name), "restore", context);
             let made = ever.iter().find_map(|seen| seen.checkpoints.get(name));
-            assert_eq!(Some(&picture(&sandbox)), made, "{told}: checkpoint {name} is another");
+            assert_eq!(
+                Some(&picture(&sandbox)),
+                made,
+                "{context}: checkpoint {name} has other content"
+            );
         }
-        must(restore(&sandbox, "probe"), "restore", told);
-        assert_eq!(picture(&sandbox), probed, "{told}: the new checkpoint is another");
+        must(restore(&sandbox, "probe"), "restore", context);
+        assert_eq!(picture(&sandbox), probed, "{context}: the new checkpoint has other content");
         drop(sandbox);
-        self.is_whole(told);
+        self.is_whole(context);
     }
 
     /// The store opens, shows this tree, and works, whatever is in the base.
     #[track_caller]
-    pub fn works_with(&self, state: &Seen, told: &str) {
-        let sandbox = must(self.open(), "open", told);
-        assert!(picture(&sandbox) == state.tree, "{told}: the tree is another");
-        self.works(sandbox, &state.tree, std::slice::from_ref(state), told);
+    pub fn works_with(&self, state: &Seen, context: &str) {
+        let sandbox = must(self.open(), "open", context);
+        assert!(picture(&sandbox) == state.tree, "{context}: the tree is not the expected one");
+        self.works(sandbox, &state.tree, std::slice::from_ref(state), context);
     }
 
     /// The store opens, and all of it is sound.
     #[track_caller]
-    pub fn is_sound(&self, told: &str) {
-        drop(must(self.open(), "open", told));
-        self.is_whole(told);
+    pub fn is_sound(&self, context: &str) {
+        drop(must(self.open(), "open", context));
+        self.is_whole(context);
     }
 
     #[track_caller]
-    fn is_whole(&self, told: &str) {
+    fn is_whole(&self, context: &str) {
         let checked = Sandbox::check_store(&self.store, true).unwrap();
-        assert!(checked.problems.is_empty(), "{told}: {:#?}", checked.problems);
-        assert!(checked.warnings.is_empty(), "{told}: {:#?}", checked.warnings);
+        assert!(checked.problems.is_empty(), "{context}: {:#?}", checked.problems);
+        assert!(checked.warnings.is_empty(), "{context}: {:#?}", checked.warnings);
     }
 }
 
 #[track_caller]
-fn must<T>(done: Result<T, Error>, what: &str, told: &str) -> T {
-    done.unwrap_or_else(|error| panic!("{told}: {what}: {error}"))
+fn must<T>(done: Result<T, Error>, what: &str, context: &str) -> T {
+    done.unwrap_or_else(|error| panic!("{context}: {what}: {error}"))
 }
 
 #[track_caller]
-fn neither(possible: &[Seen], (tree, base): (&Picture, &Picture), told: &str) -> ! {
+fn neither(possible: &[Seen], (tree, base): (&Picture, &Picture), context: &str) -> ! {
     let short = |line: &&String| line.chars().take(160).collect::<String>();
     let differs = |was: &Picture, is: &Picture| -> (Vec<String>, Vec<String>) {
         let missing =
@@ -268,7 +272,7 @@ fn neither(possible: &[Seen], (tree, base): (&Picture, &Picture), told: &str) ->
         .map(|seen| (differs(&seen.tree, tree), differs(&seen.base, base)))
         .collect();
     panic!(
-        "{told}: it is none of {} states. Each (missing, new) in (tree, base): {all:#?}",
+        "{context}: it is none of {} states. Each (missing, new) in (tree, base): {all:#?}",
         possible.len()
     );
 }

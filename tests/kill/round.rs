@@ -17,7 +17,7 @@ use crate::writer::{Control, Working, Writer, stamp};
 
 /// The moment of the kill.
 #[derive(Clone, Copy, Debug)]
-enum Savepoint {
+enum KillTime {
     /// So long after the load began.
     After(Duration),
     /// So long after this verb began.
@@ -36,8 +36,8 @@ impl World {
     pub fn round(&mut self) {
         self.begin_anew_what_is_long();
         let moment = match self.rng.one_in(2) {
-            true => Savepoint::After(Duration::from_micros(self.rng.below(500_000))),
-            false => Savepoint::During(
+            true => KillTime::After(Duration::from_micros(self.rng.below(500_000))),
+            false => KillTime::During(
                 1 + self.rng.below(7),
                 Duration::from_micros(self.rng.below(60_000)),
             ),
@@ -64,20 +64,20 @@ impl World {
     /// Works until the daemon is dead. Returns the verb that was interrupted.
     fn load(
         &mut self,
-        moment: Savepoint,
+        moment: KillTime,
         arm: &Sender<Duration>,
         control: &Arc<Control>,
     ) -> Pending {
-        if let Savepoint::After(delay) = moment {
+        if let KillTime::After(delay) = moment {
             arm.send(delay).unwrap();
         }
         let (mut verbs, first) = (0, stamp());
-        let mut is_armed = matches!(moment, Savepoint::After(_));
+        let mut is_armed = matches!(moment, KillTime::After(_));
         let mut begin = |world: &mut World| {
             std::thread::sleep(Duration::from_micros(world.rng.below(15_000)));
             verbs += 1;
             let delay = match moment {
-                Savepoint::During(number, delay) if number == verbs => Some(delay),
+                KillTime::During(number, delay) if number == verbs => Some(delay),
                 _ => (verbs == LAST_VERB || stamp() - first > MANY).then_some(Duration::ZERO),
             };
             if let Some(delay) = delay.filter(|_| !std::mem::replace(&mut is_armed, true)) {
@@ -185,7 +185,7 @@ impl World {
         }
         let ours = |id: u64| self.checkpoints.iter().any(|checkpoint| checkpoint.id == id);
         let stranger = listed.iter().find(|(id, _)| !ours(*id));
-        assert!(stranger.is_none(), "nobody made {stranger:?}");
+        assert!(stranger.is_none(), "a checkpoint that no test made: {stranger:?}");
     }
 
     fn hold_base_against(&mut self, pending: Pending) {

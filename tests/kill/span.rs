@@ -115,7 +115,7 @@ impl Span {
         ))
     }
 
-    /// What was found, and why no possible state equals it.
+    /// Reduces a possible state to the parts that the found one can show.
     fn settled(&self, state: State, found: &State) -> State {
         match found {
             // One more than expected, to notice if there are too many.

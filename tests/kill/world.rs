@@ -12,7 +12,7 @@ use crate::rng::Rng;
 use crate::span::{Span, State};
 use crate::writer::{Kind, Writer, stamp};
 
-/// What the writers find after a remount.
+/// Makes the base that the writers start from.
 const BASE: &str = "
     mkdir -p small/deep big dirs/a/b/c dirs/e stream wal roll git
     for n in 1 2 3 4 5 6 7 8 9 10 11 12; do seq $n 300 > small/f$n; seq $n 90 > dirs/a/b/f$n

@@ -41,7 +41,7 @@ impl Control {
 
     pub fn check(&self) {
         let failures = self.failures.lock().unwrap();
-        assert!(failures.is_empty(), "nobody was killed, and all the same: {failures:#?}");
+        assert!(failures.is_empty(), "writers failed without a kill: {failures:#?}");
     }
 }
 

@@ -48,7 +48,11 @@ impl Blocked {
     /// Waits until a thread blocks on the memory.
     pub fn wait(&self) {
         let mut ready = [PollFd::new(self.faults.as_fd(), PollFlags::POLLIN)];
-        assert_eq!(poll(&mut ready, PollTimeout::from(20_000_u16)).unwrap(), 1, "nobody came");
+        assert_eq!(
+            poll(&mut ready, PollTimeout::from(20_000_u16)).unwrap(),
+            1,
+            "no thread blocked"
+        );
     }
 
     /// Releases all threads.

@@ -1,7 +1,7 @@
 //! Processes whose working directory is in the mount, while the tree below them is replaced.
 //!
-//! Whatever happens to the directory, no process leaves the mount, and none works in a tree that is
-//! not the present one.
+//! No change of the directory lets a process leave the mount, or work in a tree that is not the
+//! present one.
 
 use crate::harness::{Live, Shell, assert_same};
 

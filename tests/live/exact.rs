@@ -157,7 +157,7 @@ fn a_restore_is_exact_whatever_the_kernel_has_cached() {
     live.sh("mv dir moved; rm -rf src; echo x > one; ln other/six six");
     std::fs::write("/proc/sys/vm/drop_caches", "2\n").unwrap_or_default();
     live.restore("start");
-    assert_same(&start, &live.snapshot(), "restore for a kernel that forgot what nobody holds");
+    assert_same(&start, &live.snapshot(), "restore for a kernel that forgot unused nodes");
 }
 
 /// The kernel has cached names, attributes and listings of everything. None of it may be visible

@@ -144,7 +144,7 @@ fn an_appending_writer_of_an_unchanged_file_goes_on_at_its_end() {
     live.sh("mv same moved; ln moved dir/linked");
     live.restore("second");
     shell.run("echo third >&4");
-    assert_eq!(live.read("same"), "same\nfirst\nsecond\nthird\n", "also if its name had moved");
+    assert_eq!(live.read("same"), "same\nfirst\nsecond\nthird\n", "also if its name was moved");
 }
 
 #[test]

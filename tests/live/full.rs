@@ -110,9 +110,9 @@ fn a_full_disk_loses_nothing_and_deleting_frees_space() {
     // A kill and an unmount on the full disk.
     let full = live.snapshot();
     live.kill_and_mount();
-    assert_same(&full, &live.snapshot(), "what a killed daemon leaves on a full disk");
+    assert_same(&full, &live.snapshot(), "the store of a killed daemon on a full disk");
     live.remount();
-    assert_same(&full, &live.snapshot(), "what an unmount leaves on a full disk");
+    assert_same(&full, &live.snapshot(), "the store after an unmount on a full disk");
 }
 
 #[test]

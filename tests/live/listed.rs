@@ -62,7 +62,7 @@ fn restore_while_taking_in(live: &Live, dir: &str) -> BTreeMap<String, (u64, u64
             .unwrap();
         let end = Instant::now() + Duration::from_secs(60);
         while restore.try_wait().unwrap().is_none() && !waits_in_the_kernel(live.pid()) {
-            assert!(Instant::now() < end, "the restore neither ends nor waits");
+            assert!(Instant::now() < end, "the restore neither ends nor blocks");
             std::thread::sleep(Duration::from_millis(20));
         }
         drop(opening);

@@ -56,6 +56,6 @@ fn deduplication_changes_only_the_space_on_disk() {
     live.jailfs(&["drop", "one"]);
     live.jailfs(&["gc", "--operations", "0"]);
     live.restore("more3");
-    assert_same(&now, &live.snapshot(), "the tree before what it was shared with was given up");
+    assert_same(&now, &live.snapshot(), "the tree before the shared state was dropped");
     assert_eq!(live.json(&["check", "--read-data"]).last().unwrap()["problems"], 0);
 }

@@ -24,7 +24,7 @@ fn on_disk(store: &Path) -> u64 {
 fn until(what: &str, mut is_so: impl FnMut() -> bool) {
     let start = Instant::now();
     while !is_so() {
-        assert!(start.elapsed() < Duration::from_secs(60), "it never came to be so: {what}");
+        assert!(start.elapsed() < Duration::from_secs(60), "timed out waiting until {what}");
         std::thread::sleep(Duration::from_millis(20));
     }
 }
@@ -141,8 +141,8 @@ fn a_budget_drops_exactly_the_checkpoints_that_the_dry_run_named() {
     }
     let asked = ["gc", "--max-store", "11M", "--operations", "0"];
     let dropped = |words: &[&str]| -> (Vec<String>, u64) {
-        let told = live.json(words);
-        let (summary, dropped) = told.split_last().unwrap();
+        let lines = live.json(words);
+        let (summary, dropped) = lines.split_last().unwrap();
         let names = dropped.iter().map(|one| one["name"].as_str().unwrap().to_owned()).collect();
         (names, summary["layers"].as_u64().unwrap())
     };
@@ -250,8 +250,5 @@ fn a_daemon_that_is_killed_during_a_collection_loses_nothing() {
         assert_same(&was[1], &live.snapshot(), steps);
         live.umount();
     }
-    assert!(
-        whole.exists() && left.contains(&3),
-        "some of them were killed behind the giving up: {left:?}"
-    );
+    assert!(whole.exists() && left.contains(&3), "processes were killed after the drop: {left:?}");
 }

@@ -98,6 +98,6 @@ fn a_held_checkpoint_stays_and_a_dropped_one_is_freed() {
     }
     live.jailfs(&["release", "c2"]);
     live.jailfs(&["gc", "--max-store", "1", "--operations", "0"]);
-    assert!(live.json(&["log"]).is_empty(), "a budget that nothing fits gives up all that may go");
+    assert!(live.json(&["log"]).is_empty(), "a budget of zero drops every state that may go");
     assert_eq!(live.read("f"), "5\n");
 }

@@ -254,7 +254,7 @@ def absent():
     let start = reads();
     puppet.run("absent()");
     let before = reads() - start;
-    assert!(before >= 400, "{before} reads: somebody else answers");
+    assert!(before >= 400, "{before} reads: the requests went elsewhere");
     let seen = live.snapshot();
     // One process makes the changes, and one connection the checkpoints: a command for each would
     // be slow.

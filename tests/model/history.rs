@@ -1,5 +1,5 @@
-//! What users do: checkpoints, restores, applies, remounts, kills and diffs; and the checks after
-//! each.
+//! The operations of users: checkpoints, restores, applies, remounts, kills and diffs; and the
+//! checks after each.
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -30,10 +30,10 @@ const DURING: &str = "during apply";
 
 /// How often an apply rebased the head onto the new base while programs wrote, and how often it did
 /// not.
-pub static LANDED: AtomicU64 = AtomicU64::new(0);
+pub static REBASED: AtomicU64 = AtomicU64::new(0);
 pub static LEFT: AtomicU64 = AtomicU64::new(0);
 
-/// What may happen to the holders of a file that has not been written to.
+/// The fates that the holders of an unwritten file may have.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Untouched {
     /// They keep the node.
@@ -96,23 +96,23 @@ impl World {
     fn switch(&mut self, request: Request, to: &Tree, times: Times, untouched: Untouched) {
         let before = self.tree.clone();
         let attrs = self.attrs();
-        self.told.take();
+        self.invalidated.take();
         let Reply::Restored(done) = self.ask(request) else { panic!("not a restore") };
         if let Some(layer) = done.before {
             self.checkpoints.insert(layer, before.clone());
         }
         self.tree = to.clone();
-        let forgotten = self.told.take();
+        let invalidated = self.invalidated.take();
         let changes = done.changes.to_vec().unwrap();
         self.say_changes(&changes);
         check_diff(&before, &self.tree, &changes, Modified::Written);
-        self.after_switch(&before, &attrs, &forgotten, untouched);
+        self.after_switch(&before, &attrs, &invalidated, untouched);
         self.check(times);
         self.check_host();
         self.note_operations(&before);
-        let undo = done.undo.unwrap_or_else(|| panic!("nothing leads back"));
+        let undo = done.undo.unwrap_or_else(|| panic!("no operation can be undone"));
         if let Some(how) = self.operations[&undo].differs(&before, true, Times::NoChange) {
-            panic!("operation {undo} does not lead back: {how}");
+            panic!("undoing operation {undo} gives another tree: {how}");
         }
     }
 
@@ -208,7 +208,7 @@ impl World {
     }
 
     fn compact(&mut self) {
-        self.say("tidy".to_owned());
+        self.say("compact".to_owned());
         self.sandbox().compact().unwrap();
         self.check(Times::All);
     }
@@ -266,7 +266,7 @@ impl World {
         self.say("apply".to_owned());
         let before = self.tree.clone();
         let attrs = self.attrs();
-        self.told.take();
+        self.invalidated.take();
         let applied = self.applied(Vec::new(), false);
         self.say_changes(&applied.changes.to_vec().unwrap());
         self.host = host::read(&self.base);
@@ -277,8 +277,8 @@ impl World {
             self.epochs.push(self.tree.clone());
         }
         assert_eq!(applied.epoch.0 as usize + 1, self.epochs.len());
-        let forgotten = self.told.take();
-        self.after_switch(&before, &attrs, &forgotten, Untouched::Kept);
+        let invalidated = self.invalidated.take();
+        self.after_switch(&before, &attrs, &invalidated, Untouched::Kept);
         self.check(Times::NoChange);
         self.note_seals(&before);
         self.note_operations(&before);
@@ -291,7 +291,7 @@ impl World {
         self.say(format!("apply, and at moment {moment}:"));
         let sealed = self.tree.clone();
         let mut attrs = self.attrs();
-        self.told.take();
+        self.invalidated.take();
         let (reached, moments) = mpsc::channel();
         let (go_on, waits) = mpsc::channel::<()>();
         let waits = Mutex::new(waits);
@@ -347,17 +347,17 @@ impl World {
         };
         if applied.epoch.0 as usize == self.epochs.len() {
             self.epochs.push(written.clone());
-            let landed = self.fs().state().lower.epoch() == applied.epoch;
-            self.say(format!("landed: {landed}"));
-            if landed {
-                LANDED.fetch_add(1, Ordering::SeqCst)
+            let is_rebased = self.fs().state().lower.epoch() == applied.epoch;
+            self.say(format!("rebased: {is_rebased}"));
+            if is_rebased {
+                REBASED.fetch_add(1, Ordering::SeqCst)
             } else {
                 LEFT.fetch_add(1, Ordering::SeqCst)
             };
         }
         let before = self.tree.clone();
-        let forgotten = self.told.take();
-        self.after_switch(&before, &attrs, &forgotten, Untouched::Kept);
+        let invalidated = self.invalidated.take();
+        self.after_switch(&before, &attrs, &invalidated, Untouched::Kept);
         self.check(Times::NoChange);
         // Returns the state with the seal for the changes during the apply, and those of all other
         // operations, with the apply itself.
@@ -448,7 +448,7 @@ impl World {
         };
         let detail = *self.rng.pick(&[Detail::NameStatus, Detail::Stat, Detail::Patch]);
         self.say(format!("diff {from} {to}"));
-        let told = |world: &World, from: &Rev, to: &Rev| {
+        let changes_of = |world: &World, from: &Rev, to: &Rev| {
             let request =
                 Request::Diff { from: from.clone(), to: to.clone(), paths: Vec::new(), detail };
             match world.ask(request) {
@@ -456,10 +456,10 @@ impl World {
                 other => panic!("{other:?}"),
             }
         };
-        let changes = told(self, &from, &to);
+        let changes = changes_of(self, &from, &to);
         self.say_changes(&changes);
         check_diff(&old, &new, &changes, Modified::Differs);
-        let nothing = told(self, &to, &to);
+        let nothing = changes_of(self, &to, &to);
         assert!(nothing.is_empty(), "differs from itself: {nothing:?}");
     }
 
@@ -486,7 +486,7 @@ impl World {
         &mut self,
         before: &Tree,
         attrs: &BTreeMap<NodeId, Attr>,
-        told: &Invalidations,
+        invalidated: &Invalidations,
         untouched: Untouched,
     ) {
         let fs = self.fs();
@@ -514,13 +514,13 @@ impl World {
                 self.held.get_mut(&id).unwrap().behind = dead;
             } else if without_access_time(attrs[&id]) != without_access_time(now) {
                 assert!(
-                    told.attrs.contains(&id),
+                    invalidated.attrs.contains(&id),
                     "the kernel has old attributes of {id:?} ({ino}): {:?} and now {now:?}",
                     attrs[&id]
                 );
             }
         }
-        self.check_names_told(before, told);
+        self.check_invalidated_names(before, invalidated);
         let alive: BTreeSet<NodeId> =
             self.held.keys().copied().filter(|id| self.live(*id).is_some()).collect();
         self.dentries.retain(|(dir, _), _| alive.contains(dir));
@@ -528,21 +528,23 @@ impl World {
     }
 
     /// Every name that now leads to another node must have been invalidated.
-    fn check_names_told(&mut self, before: &Tree, told: &Invalidations) {
+    fn check_invalidated_names(&mut self, before: &Tree, invalidated: &Invalidations) {
         let dirs: Vec<(NodeId, Id)> =
             self.held.keys().filter_map(|id| Some((*id, self.live(*id)?))).collect();
         for (id, ino) in dirs.into_iter().filter(|(_, ino)| self.tree.node(*ino).is_dir()) {
             let (old, new) = (before.node(ino).names(), self.tree.node(ino).names());
             if old != new {
                 assert!(
-                    told.listings.contains(&id),
+                    invalidated.listings.contains(&id),
                     "the kernel has an old listing of {id:?} ({ino})"
                 );
             }
             let names: BTreeSet<&Bytes> = old.keys().chain(new.keys()).collect();
             for name in names {
-                let is_advertised =
-                    told.names.iter().any(|(dir, n)| *dir == id && n.as_bytes() == &name[..]);
+                let is_advertised = invalidated
+                    .names
+                    .iter()
+                    .any(|(dir, n)| *dir == id && n.as_bytes() == &name[..]);
                 let known = self.dentries.get(&(id, name.clone())).copied();
                 let stale = match (old.get(name), new.get(name)) {
                     (None, Some(_)) => true,
@@ -552,7 +554,7 @@ impl World {
                 };
                 assert!(
                     !stale || is_advertised,
-                    "the kernel has an old idea of {} in {id:?} ({ino})",
+                    "the kernel has an old dentry of {} in {id:?} ({ino})",
                     show(name)
                 );
                 if is_advertised {
@@ -658,7 +660,7 @@ fn name_of(path: &[u8]) -> &[u8] {
     path.rsplit(|b| *b == b'/').next().unwrap_or_default()
 }
 
-/// What a path shows, without what a diff leaves out.
+/// The node at a path, without the parts that a diff leaves out.
 fn seen(
     tree: &Tree,
     id: Id,
@@ -743,21 +745,23 @@ fn check_diff(old: &Tree, new: &Tree, changes: &[Change], modified: Modified) {
             (ChangeKind::TypeChanged, Some(b)) => b.0 & 0o170_000 != after.0 & 0o170_000,
             _ => false,
         };
-        assert!(right, "{}: {:?} is not what happened", change.path, change.kind);
-        assert!(named.insert(at.clone()), "{} is told twice", change.path);
+        assert!(right, "{}: {:?} is not the kind of the change", change.path, change.kind);
+        assert!(named.insert(at.clone()), "{} is listed twice", change.path);
         left.insert(at, *id);
     }
     for (path, id) in &is {
-        let Some(before) = left.get(path) else { panic!("{} was added and not told", show(path)) };
+        let Some(before) = left.get(path) else {
+            panic!("{} was added and is not listed", show(path))
+        };
         if !named.contains(path) && !path.is_empty() {
             assert!(
                 seen(old, *before) == seen(new, *id),
-                "{} changed and was not told",
+                "{} changed and is not listed",
                 show(path)
             );
         }
     }
     if let Some(path) = left.keys().find(|p| !is.contains_key(*p)) {
-        panic!("{} is gone and was not told", show(path));
+        panic!("{} is gone and is not listed", show(path));
     }
 }

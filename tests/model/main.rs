@@ -24,7 +24,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use history::{LANDED, LEFT};
+use history::{LEFT, REBASED};
 use tree::Times;
 use world::World;
 
@@ -32,7 +32,7 @@ use world::World;
 const SEEDS: u64 = 30;
 const STEPS: u64 = 400;
 /// The number of last operations that a failure prints.
-const TOLD: usize = 60;
+const LOG_LINES: usize = 60;
 
 fn number(variable: &str) -> Option<u64> {
     std::env::var(variable)
@@ -65,7 +65,7 @@ fn run(seed: u64) {
             "JAILFS_MODEL_SEED={seed} failed after {} operations, the last of which were:",
             log.len()
         );
-        for line in &log[log.len().saturating_sub(TOLD)..] {
+        for line in &log[log.len().saturating_sub(LOG_LINES)..] {
             eprintln!("  {line}");
         }
         resume_unwind(panic);
@@ -79,5 +79,9 @@ fn the_library_does_what_the_simple_model_does() {
         None => (1..=number("JAILFS_MODEL_SEEDS").unwrap_or(SEEDS)).for_each(run),
     }
     let count = |of: &AtomicU64| of.load(Ordering::SeqCst);
-    eprintln!("{} applies landed while programs wrote, {} did not", count(&LANDED), count(&LEFT));
+    eprintln!(
+        "{} applies rebased the head while programs wrote, {} did not",
+        count(&REBASED),
+        count(&LEFT)
+    );
 }

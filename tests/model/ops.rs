@@ -1,4 +1,4 @@
-//! What programs do: each operation on the filesystem, and in the simplest way on the model.
+//! The operations of programs: each on the filesystem, and in the simplest way on the model.
 
 use std::collections::BTreeSet;
 

@@ -51,9 +51,9 @@ pub struct Reader {
 
 /// A kernel that records its invalidations.
 #[derive(Default)]
-pub struct Told(Mutex<Invalidations>);
+pub struct Invalidated(Mutex<Invalidations>);
 
-impl Kernel for Told {
+impl Kernel for Invalidated {
     fn flush(&self) -> jailfs::error::Result<()> {
         Ok(())
     }
@@ -67,7 +67,7 @@ impl Kernel for Told {
     }
 }
 
-impl Told {
+impl Invalidated {
     pub fn take(&self) -> Invalidations {
         std::mem::take(&mut *self.0.lock())
     }
@@ -82,7 +82,7 @@ pub struct World {
     pub stores: u32,
     pub root: bool,
     sandbox: Option<Arc<Sandbox>>,
-    pub told: Arc<Told>,
+    pub invalidated: Arc<Invalidated>,
     /// The tree that the mount shows.
     pub tree: Tree,
     /// The directory on the host, with the host's inode numbers.
@@ -119,7 +119,7 @@ impl World {
             stores: 0,
             root,
             sandbox: None,
-            told: Arc::default(),
+            invalidated: Arc::default(),
             tree: host.clone(),
             epochs: vec![host.clone()],
             numbers: host.nodes.keys().copied().collect(),
@@ -158,7 +158,7 @@ impl World {
             &StoreOptions { volatile, ..StoreOptions::default() },
         );
         let sandbox = sandbox.unwrap_or_else(|e| panic!("open {}: {e}", self.store.display()));
-        sandbox.attach(Arc::clone(&self.told) as Arc<dyn Kernel>);
+        sandbox.attach(Arc::clone(&self.invalidated) as Arc<dyn Kernel>);
         self.sandbox = Some(sandbox);
         let root = Held { order: 0, count: 1, ino: ROOT, behind: Behind::Live(ROOT) };
         self.held = BTreeMap::from([(NodeId::ROOT, root)]);
@@ -168,7 +168,7 @@ impl World {
 
     pub fn close(&mut self) {
         let sandbox = self.sandbox.take().unwrap();
-        assert_eq!(Arc::strong_count(&sandbox), 1, "nobody else has it");
+        assert_eq!(Arc::strong_count(&sandbox), 1, "another thread holds it");
     }
 
     pub fn ask(&self, request: Request) -> Reply {
@@ -305,7 +305,7 @@ impl World {
         let node = state
             .tree
             .node(Ino(ino))
-            .unwrap_or_else(|| panic!("{ino} was changed and not covered"));
+            .unwrap_or_else(|| panic!("{ino} was changed and not copied up"));
         let wanted = self.tree.node_mut(ino);
         let now = jailfs::internals::sys::clock::now();
         let recent = |t: jailfs::types::Timestamp| t <= now && t.secs + 2 > now.secs;
@@ -326,7 +326,7 @@ impl World {
         }
     }
 
-    /// What the holders of a node see after it lost its last name.
+    /// Updates the holders' view of a node that lost its last name.
     pub fn orphaned(&mut self, ino: Id, node: Node) {
         if let Some(id) = self.held_as(ino) {
             let dir = node.is_dir();
@@ -434,7 +434,7 @@ impl World {
                 }
             }
         }
-        assert_eq!(fs.held_nodes(), self.held.len(), "what the kernel holds is counted");
+        assert_eq!(fs.held_nodes(), self.held.len(), "the held nodes are counted");
     }
 
     /// Reads the whole mount, like `find` and `cat`, and then drops all nodes.

@@ -1,4 +1,5 @@
-//! What forks cost, measured on the build under test. The figures for users are of a release build.
+//! The costs of forks, measured on the build under test. The figures for users are of a release
+//! build.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;

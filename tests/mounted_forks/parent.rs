@@ -4,10 +4,11 @@ use crate::harness::{Shell, assert_same};
 use crate::{Forked, read, seen, sh, write};
 
 const BASE: &str = "mkdir -p dir/sub; for n in 1 2 3; do echo $n > dir/$n; done
-    head -c 16384 /dev/zero | tr '\\0' - > mapped; ln dir/1 linked; ln -s dir/2 link; echo t > dir/sub/t";
+    head -c 16384 /dev/zero | tr '\\0' - > mapped; ln dir/1 linked; ln -s dir/2 link
+    echo t > dir/sub/t";
 
-/// A shell, an open file and a mapping in the parent notice nothing while 20 forks write, checkpoint
-/// and restore.
+/// A shell, an open file and a mapping in the parent notice nothing while 20 forks write,
+/// checkpoint and restore.
 #[test]
 fn a_parent_notices_nothing_of_twenty_forks() {
     let forked = Forked::new(BASE);
@@ -34,7 +35,7 @@ fn a_parent_notices_nothing_of_twenty_forks() {
             rounds += 1;
         }
     });
-    // What the parent writes goes to the parent alone.
+    // The writes of the parent go to the parent alone.
     puppet.run("os.pwrite(f, b'own', 0); m[0] = 66; m.flush()");
     shell.gives("cat new; head -c 1 ../mapped", "own\nB");
     for name in &names {
@@ -53,7 +54,7 @@ fn a_parent_notices_nothing_of_twenty_forks() {
     assert_same(&times(before), &times(seen(&live.mnt)), "the parent");
 }
 
-/// What a program does in a fork: writes, a checkpoint, more writes, a restore.
+/// The work of a program in a fork: writes, a checkpoint, more writes, a restore.
 fn work(forked: &Forked, name: &str) {
     let mnt = forked.at(name);
     for round in 0..2 {

@@ -125,9 +125,9 @@ fn bad_names_and_mount_points_are_refused_and_nothing_is_made() {
     let main = forked.live.mnt.clone();
     let inside = main.join("fork");
     let used = forked.fork("used");
-    let unknown = forked.fails_in(&main, &["--head", "nobody", "log"], 10);
-    assert!(unknown.contains("nobody") && unknown.contains("hint: "), "{unknown}");
-    forked.fails_in(&main, &["diff", "nobody@"], 10);
+    let unknown = forked.fails_in(&main, &["--head", "absent", "log"], 10);
+    assert!(unknown.contains("absent") && unknown.contains("hint: "), "{unknown}");
+    forked.fails_in(&main, &["diff", "absent@"], 10);
     let taken = forked.fails_in(&main, &["fork", "used"], 1);
     assert!(taken.contains("used"), "{taken}");
     for name in ["", "a/b", "@", "x@", "x@-1", ".", "..", "base", "3", "a\nb"] {
@@ -153,8 +153,8 @@ fn bad_names_and_mount_points_are_refused_and_nothing_is_made() {
     let said = text(&twice);
     assert!(said.contains(&format!("mounted at '{}'", used.display())), "{said}");
     assert!(said.contains("hint: "), "{said}");
-    let nobody = forked.try_mount("nobody", &other);
-    assert_eq!(nobody.status.code(), Some(10), "{}", text(&nobody));
+    let absent = forked.try_mount("absent", &other);
+    assert_eq!(absent.status.code(), Some(10), "{}", text(&absent));
     assert!(!forked.is_mounted(&other));
 }
 

@@ -23,8 +23,11 @@ fn a_moved_base_is_accepted_where_the_user_names_it() {
     let live = worked();
     let place = live.outside().to_owned();
     shell(&place, "mv base moved");
-    let told = refused(&place, &["--store", "store", "status"], 1);
-    assert!(told.contains("if it was moved") && told.contains("jailfs mount --store"), "{told}");
+    let output = refused(&place, &["--store", "store", "status"], 1);
+    assert!(
+        output.contains("if it was moved") && output.contains("jailfs mount --store"),
+        "{output}"
+    );
     said(&place, &["mount", "moved", "mnt", "--store", "store"]);
     assert_eq!(
         shell(&live.mnt, "tail -n1 part; cat unsealed; tail -n1 e/big"),
@@ -84,9 +87,12 @@ fn another_directory_at_the_path_of_the_base_is_refused() {
         &["--store", "store", "apply"],
         &["mount", "base", "mnt", "--store", "store"],
     ] {
-        let told = refused(&place, words, 3);
-        assert!(told.contains("the store holds the changes of another directory"), "{told}");
-        assert!(told.contains("put that one back") && told.contains("--other-base"), "{told}");
+        let output = refused(&place, words, 3);
+        assert!(output.contains("the store holds the changes of another directory"), "{output}");
+        assert!(
+            output.contains("put that one back") && output.contains("--other-base"),
+            "{output}"
+        );
     }
     assert_eq!(shell(&place, "cat base/other; tail -n1 base/part"), "other\n5000\n");
     // The changes can be shown over it. Files that were copied up in full are there; ranges that
@@ -99,8 +105,8 @@ fn another_directory_at_the_path_of_the_base_is_refused() {
     assert!(std::fs::read(live.mnt.join("part")).is_err(), "its beginning is that of another file");
     let status = said(&live.mnt, &["status"]);
     assert!(status.contains("part"), "{status}");
-    let told = refused(&live.mnt, &["apply"], 3);
-    assert!(told.contains("part") || status.contains("part"), "{told}");
+    let output = refused(&live.mnt, &["apply"], 3);
+    assert!(output.contains("part") || status.contains("part"), "{output}");
     said(&place, &["umount", "mnt"]);
     // After one such mount it is the base.
     live.mount();
@@ -206,7 +212,10 @@ fn a_store_without_changes_accepts_the_base_that_it_finds() {
 fn a_store_refuses_another_base() {
     let live = worked();
     shell(live.outside(), "mkdir another");
-    let told = refused(live.outside(), &["mount", "another", "mnt", "--store", "store"], 1);
-    assert!(told.contains("it belongs to the base") && told.contains(text(&live.base)), "{told}");
-    assert!(told.contains("hint: ") && told.contains("--other-base"), "{told}");
+    let output = refused(live.outside(), &["mount", "another", "mnt", "--store", "store"], 1);
+    assert!(
+        output.contains("it belongs to the base") && output.contains(text(&live.base)),
+        "{output}"
+    );
+    assert!(output.contains("hint: ") && output.contains("--other-base"), "{output}");
 }

@@ -96,7 +96,7 @@ fn a_new_device_number_after_a_reboot_changes_nothing() {
     live.mount();
     crate::harness::assert_same(&before, &live.snapshot(), "the tree");
     let status = live.jailfs(&["status"]);
-    assert!(!status.contains("changed behind"), "{status}");
+    assert!(!status.contains("changed behind the sandbox"), "{status}");
     assert_eq!(live.jailfs(&["diff", "second"]), "", "nothing differs");
     live.restore("first");
     assert_eq!(live.sh("tail -n1 part; tail -n1 d/part; cat f/a"), "x\nx\na\n");
@@ -205,15 +205,18 @@ fn an_apply_fails_if_the_host_lost_its_writes_even_if_another_process_got_the_re
     live.sh("head -c 40000000 /dev/urandom > a; for n in $(seq 1500); do echo $n > z$n; done");
     shell(live.outside(), "touch go");
     let look =
-        "while test -e go; do sync -f base 2> told || mount -o remount,size=200M none small; done";
+        "while test -e go; do sync -f base 2> err || mount -o remount,size=200M none small; done";
     let mut other =
         Command::new("sh").arg("-c").arg(look).current_dir(live.outside()).spawn().unwrap();
     let output = live.try_jailfs(&["apply"]);
     shell(live.outside(), "rm go");
     other.wait().unwrap();
-    let told = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(!output.status.success(), "{told}");
-    assert!(told.contains("Input/output error") || told.contains("No space left"), "{told}");
+    let message = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(!output.status.success(), "{message}");
+    assert!(
+        message.contains("Input/output error") || message.contains("No space left"),
+        "{message}"
+    );
     live.umount();
     drop((below, small));
 }

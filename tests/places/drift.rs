@@ -79,13 +79,13 @@ fn every_change_of_a_copied_up_file_in_the_base_is_reported_and_never_mixed() {
     }
     drop(held);
     let before = crate::harness::snapshot(&live.base, true);
-    let (status, told) = (live.jailfs(&["status"]), refused(&live.mnt, &["apply"], 3));
+    let (status, output) = (live.jailfs(&["status"]), refused(&live.mnt, &["apply"], 3));
     for (n, (what, _)) in CHANGES.iter().enumerate() {
         // If a directory was replaced, the status reports the directory.
         let named =
             |text: &str| text.contains(&format!("d{n}/part")) || text.contains(&format!(" d{n}:"));
         assert!(named(&status), "{what}: {status}");
-        assert!(named(&told), "{what}: {told}");
+        assert!(named(&output), "{what}: {output}");
     }
     assert_eq!(before, crate::harness::snapshot(&live.base, true), "something was written");
     // The page cache is empty.
@@ -95,14 +95,14 @@ fn every_change_of_a_copied_up_file_in_the_base_is_reported_and_never_mixed() {
         assert_eq!(
             live.read(&format!("d{n}/all")),
             "mine\n",
-            "{what}: what is all ours is not concerned"
+            "{what}: copied-up files are not affected"
         );
         // A file that is written completely is whole again, and still a conflict.
         live.sh(&format!("echo mine > d{n}/part"));
         assert_eq!(live.read(&format!("d{n}/part")), "mine\n");
     }
-    let told = refused(&live.mnt, &["apply"], 3);
-    assert!((0..CHANGES.len()).all(|n| told.contains(&format!("d{n}"))), "{told}");
+    let output = refused(&live.mnt, &["apply"], 3);
+    assert!((0..CHANGES.len()).all(|n| output.contains(&format!("d{n}"))), "{output}");
     live.jailfs(&["check"]);
 }
 
@@ -173,7 +173,7 @@ fn a_reused_inode_number_is_another_file() {
             break;
         }
     }
-    assert!(again.0 || again.1, "the host gives its numbers again");
+    assert!(again.0 || again.1, "the host reuses the number");
     live.mount();
     for entry in std::fs::read_dir(&live.mnt).unwrap() {
         let name = entry.unwrap().file_name().into_string().unwrap();
@@ -201,8 +201,8 @@ fn a_copied_up_directory_that_is_removed_in_the_base_is_reported() {
     assert_eq!(live.sh("ls d; ls elsewhere"), "new\ne\ny\n");
     let status = live.jailfs(&["status"]);
     assert!(status.contains('d') && (status.contains("was removed from the base")), "{status}");
-    let told = refused(&live.mnt, &["apply"], 3);
-    assert!(told.contains('d'), "{told}");
+    let output = refused(&live.mnt, &["apply"], 3);
+    assert!(output.contains('d'), "{output}");
     // A file in its place.
     live.umount();
     shell(&live.base, "echo file > d");

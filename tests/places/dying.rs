@@ -73,7 +73,7 @@ fn shows_what_was_synced(make: &str, reaches_disk: &str) {
     shell(&live.store, &format!("for f in layers/*/{reaches_disk}; do sync $f; done"));
     let prefix = note_prefix(&live);
     python(Path::new("/"), SHUTDOWN, live.store.to_str().unwrap());
-    assert_eq!(python(&live.mnt, FSYNC, "").trim(), "EIO", "a sync tells that the disk is gone");
+    assert_eq!(python(&live.mnt, FSYNC, "").trim(), "EIO", "a sync reports that the disk is gone");
     live.umount_or_kill();
     // Another mount is enough to start a new session.
     std::fs::remove_file(note_of(&prefix)).unwrap();
@@ -133,7 +133,7 @@ fn a_store_whose_disk_failed_for_a_while_shows_what_was_synced() {
              3600)\" || true",
         );
         let answer = python(&live.mnt, FSYNC, "");
-        assert_ne!(answer.trim(), "synced", "{filesystem}: the disk took nothing");
+        assert_ne!(answer.trim(), "synced", "{filesystem}: the disk accepted no write");
         live.umount_or_kill();
         store.umount();
         shell(live.outside(), "rm thin/filler; mount -o remount,size=600M thin");

@@ -49,9 +49,9 @@ fn times_that_the_base_cannot_store_are_reported_and_are_no_difference_afterward
             ["d", "d/new", "d/x", "early", "late"],
             "{inode}: {part:?}"
         );
-        let told =
+        let output =
             part.iter().find(|line| line["type"] == "not_kept").unwrap()["reason"].to_string();
-        assert!(told.contains("3000-05-05") && told.contains(last), "{told}");
+        assert!(output.contains("3000-05-05") && output.contains(last), "{output}");
         let applied = times(&live);
         assert!(applied.contains(&format!("late {last}.000000000")), "{applied}");
         assert!(applied.contains("early 1901-12-13 20:45:52"), "{applied}");
@@ -94,12 +94,12 @@ fn a_long_list_of_times_that_the_base_cannot_store_is_cut() {
     let (mut live, _below) = on_ext4(256, "");
     live.sh("for n in $(seq 100 150); do echo $n > n$n; done; touch -d 3000-01-01Z n*");
     let output = live.try_jailfs(&["apply"]);
-    let told = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(output.status.success() && told.contains("warning: 'n100': "), "{told}");
-    assert_eq!(told.lines().count(), 21, "{told}");
+    let message = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success() && message.contains("warning: 'n100': "), "{message}");
+    assert_eq!(message.lines().count(), 21, "{message}");
     assert!(
-        told.ends_with("warning: and 31 paths more of which the base did not keep everything\n"),
-        "{told}"
+        message.ends_with("warning: and 31 paths more of which the base did not keep everything\n"),
+        "{message}"
     );
     live.umount();
 }
@@ -118,16 +118,16 @@ fn an_apply_keeps_the_flags_of_a_replaced_file_and_reports_those_that_are_lost()
         "echo more >> late; echo more >> d/x; echo more >> linked; mv early moved; echo n > d/n; \
          echo n > n",
     );
-    let told = live.json(&["apply"]);
+    let output = live.json(&["apply"]);
     assert_eq!(
         flags("late d d/x d/n linked other moved n"),
         ["dA", "d", "", "d", "d", "d", "", ""]
     );
-    assert_eq!(paths(&told, "not_kept"), ["early"], "{told:?}");
-    let why = told.iter().find(|line| line["type"] == "not_kept").unwrap()["reason"].to_string();
+    assert_eq!(paths(&output, "not_kept"), ["early"], "{output:?}");
+    let why = output.iter().find(|line| line["type"] == "not_kept").unwrap()["reason"].to_string();
     assert!(why.contains("'A' of chattr(1)"), "{why}");
-    let told = live.json(&["apply", "--undo"]);
-    assert_eq!(flags("late d d/x linked early"), ["dA", "d", "", "d", ""], "{told:?}");
-    assert_eq!(paths(&told, "not_kept"), [""; 0], "{told:?}");
+    let output = live.json(&["apply", "--undo"]);
+    assert_eq!(flags("late d d/x linked early"), ["dA", "d", "", "d", ""], "{output:?}");
+    assert_eq!(paths(&output, "not_kept"), [""; 0], "{output:?}");
     live.umount();
 }

@@ -75,8 +75,8 @@ fn two_copies_of_a_store_do_not_overwrite_each_other() {
     // Both apply; the second one gets the changes of the first as conflicts.
     live.applied = true;
     live.jailfs(&["apply"]);
-    let told = refused(&other, &["apply"], 3);
-    assert!(told.contains("one-more"), "{told}");
+    let output = refused(&other, &["apply"], 3);
+    assert!(output.contains("one-more"), "{output}");
     assert_eq!(std::fs::read_to_string(live.base.join("one-more")).unwrap(), "mine\n");
     said(&other, &["restore", "second"]);
     said(&place, &["umount", "other"]);
@@ -108,10 +108,10 @@ fn a_second_mount_of_a_head_is_refused_and_names_the_first() {
     let live = Live::new("echo x > f");
     let place = live.outside().to_owned();
     std::fs::create_dir(place.join("other")).unwrap();
-    let told = refused(&place, &["mount", text(&live.base), "other", "--store", "store"], 11);
+    let output = refused(&place, &["mount", text(&live.base), "other", "--store", "store"], 11);
     let pid = live.json(&["status"])[0]["pid"].to_string();
     for part in [text(&live.mnt), &format!("process {pid}"), "jailfs umount", "--store DIR"] {
-        assert!(told.contains(part), "{part}: {told}");
+        assert!(output.contains(part), "{part}: {output}");
     }
 }
 
@@ -131,13 +131,13 @@ fn commands_on_an_unmounted_store_work_and_lock_it() {
         &["apply"],
         &["check", "--repair"],
     ] {
-        let told = refused(&place, &[&["--store", "store"], words].concat(), 11);
+        let output = refused(&place, &[&["--store", "store"], words].concat(), 11);
         assert!(
-            told.contains("another jailfs has it open") && told.contains("hint: "),
-            "{words:?}: {told}"
+            output.contains("another jailfs has it open") && output.contains("hint: "),
+            "{words:?}: {output}"
         );
         // The process that holds it.
-        assert!(told.contains(&format!("process {}", std::process::id())), "{words:?}: {told}");
+        assert!(output.contains(&format!("process {}", std::process::id())), "{words:?}: {output}");
     }
     drop(held);
     said(&place, &["--store", "store", "status"]);
@@ -166,16 +166,19 @@ fn a_store_that_others_can_write_is_refused() {
     let words = ["--store", "store", "status"];
     for mode in ["770", "707", "777", "720", "702"] {
         shell(&place, &format!("chmod {mode} store"));
-        let told = refused(&place, &words, 1);
-        assert!(told.contains("others can write") && told.contains("chmod 700"), "{mode}: {told}");
+        let output = refused(&place, &words, 1);
+        assert!(
+            output.contains("others can write") && output.contains("chmod 700"),
+            "{mode}: {output}"
+        );
     }
     for mode in ["700", "750", "755"] {
         shell(&place, &format!("chmod {mode} store"));
         said(&place, &words);
     }
     shell(&place, "chmod 700 store; chown 4242 store");
-    let told = refused(&place, &words, 1);
-    assert!(told.contains("user 4242") && told.contains("hint: "), "{told}");
+    let output = refused(&place, &words, 1);
+    assert!(output.contains("user 4242") && output.contains("hint: "), "{output}");
     shell(&place, "chown 0 store");
     assert_eq!(std::fs::metadata(&live.store).unwrap().uid(), 0);
     said(&place, &words);
@@ -186,9 +189,9 @@ fn a_store_that_others_can_write_is_refused() {
 fn a_directory_with_other_files_is_refused_and_unchanged() {
     let live = Live::new("echo base > base");
     let other = live.outside().join("other");
-    shell(live.outside(), "mkdir -m 1777 other; echo theirs > other/somebody; mkdir base2 mnt2");
-    let told = refused(live.outside(), &["mount", "base2", "mnt2", "--store", "other"], 1);
-    assert!(told.contains("the directory holds 'somebody'"), "{told}");
+    shell(live.outside(), "mkdir -m 1777 other; echo theirs > other/file; mkdir base2 mnt2");
+    let output = refused(live.outside(), &["mount", "base2", "mnt2", "--store", "other"], 1);
+    assert!(output.contains("the directory holds 'file'"), "{output}");
     assert_eq!(std::fs::metadata(&other).unwrap().mode() & 0o7777, 0o1777);
 }
 
@@ -202,9 +205,9 @@ fn a_newer_format_is_refused_with_a_hint() {
     std::fs::write(&format, "jailfs-store 4\n").unwrap();
     let mount = ["mount", text(&live.base), "mnt", "--store", "store"];
     for words in [&["--store", "store", "status"][..], &["--store", "store", "check"], &mount] {
-        let told = refused(&place, words, 1);
-        assert!(told.contains("has format 4, this jailfs knows formats 1 to 3"), "{told}");
-        assert!(told.contains("hint: use the newer jailfs"), "{told}");
+        let output = refused(&place, words, 1);
+        assert!(output.contains("has format 4, this jailfs knows formats 1 to 3"), "{output}");
+        assert!(output.contains("hint: use the newer jailfs"), "{output}");
     }
     // Nothing was changed.
     std::fs::write(&format, known).unwrap();

@@ -134,7 +134,7 @@ pub fn as_user<T: Send>(user: u32, groups: &[u32], act: impl FnOnce() -> T + Sen
                     | libc::syscall(libc::SYS_setresgid, user, user, user)
                     | libc::syscall(libc::SYS_setresuid, user, user, user)
             };
-            assert_eq!(failed, 0, "root may become anybody");
+            assert_eq!(failed, 0, "root may become any user");
             act()
         });
         thread.join().unwrap()

@@ -208,7 +208,7 @@ fn reading_a_gibibyte_of_names_does_not_grow_the_daemon() {
         assert_eq!(count, wanted);
     }
     let asked = bench.count("readdirplus") - asked;
-    assert!(asked < 1000, "the kernel answers from what it has: {asked}");
+    assert!(asked < 1000, "the kernel answers from its cache: {asked}");
     assert!(resident() < memory + 64 * 1024, "{} KiB were {memory}", resident());
     fs::write(bench.at("name-new"), "").unwrap();
     reader.rewind();

@@ -203,5 +203,5 @@ fn a_read_only_mount_refuses_every_change() {
     assert_eq!(fs::read_to_string(bench.at("file")).unwrap(), "of the base");
     assert!(!bench.fs.upper_is_changed());
     let code = as_user(1000, &[], || fs::write(bench.at("new"), "").unwrap_err().raw_os_error());
-    assert_eq!(code, Some(Errno::EROFS as i32), "before any question of permission");
+    assert_eq!(code, Some(Errno::EROFS as i32), "before permissions are checked");
 }

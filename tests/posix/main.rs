@@ -1,6 +1,6 @@
-//! What programs see. Each test does the same in a plain directory of the host and in a mount, and
-//! compares the outcomes, down to the errno. Where the host gives no reference (inode numbers
-//! across a restore, for example), the test asserts the promise.
+//! Compares the view of programs. Each test does the same in a plain directory of the host and in a
+//! mount, and compares the outcomes, down to the errno. Where the host gives no reference (inode
+//! numbers across a restore, for example), the test asserts the promise.
 
 #![expect(
     clippy::unwrap_used,
@@ -10,7 +10,7 @@
     clippy::disallowed_methods,
     clippy::print_stderr,
     unsafe_code,
-    reason = "a test may stop at whatever it does not expect, and touches files as programs do"
+    reason = "a test fails by panicking, and opens files as programs do"
 )]
 
 mod acls;
@@ -21,7 +21,7 @@ mod common;
 mod dirs;
 mod errnos;
 #[path = "../common/live.rs"]
-#[expect(dead_code, reason = "each test file uses another part of this")]
+#[expect(dead_code, reason = "each test file uses a part of this")]
 mod harness;
 mod identity;
 mod owners;

@@ -187,23 +187,23 @@ fn holes_stay_holes_through_checkpoints_restores_and_remounts() {
     let mut live = Live::new(
         "truncate -s 400K file; printf x | dd of=file bs=4096 seek=10 conv=notrunc status=none",
     );
-    let told = |live: &Live| data_and_holes(&File::open(live.mnt.join("file")).unwrap());
-    assert_eq!(told(&live), [(10, 11)]);
+    let ranges = |live: &Live| data_and_holes(&File::open(live.mnt.join("file")).unwrap());
+    assert_eq!(ranges(&live), [(10, 11)]);
     live.checkpoint("one");
     live.sh("printf y | dd of=file bs=4096 seek=20 conv=notrunc status=none");
-    assert_eq!(told(&live), [(10, 11), (20, 21)]);
+    assert_eq!(ranges(&live), [(10, 11), (20, 21)]);
     live.checkpoint("two");
     live.sh(
         "fallocate -p -o 40960 -l 4096 file; printf z | dd of=file bs=4096 seek=21 conv=notrunc \
          status=none",
     );
-    assert_eq!(told(&live), [(20, 22)]);
+    assert_eq!(ranges(&live), [(20, 22)]);
     live.remount();
-    assert_eq!(told(&live), [(20, 22)]);
+    assert_eq!(ranges(&live), [(20, 22)]);
     live.restore("two");
-    assert_eq!(told(&live), [(10, 11), (20, 21)]);
+    assert_eq!(ranges(&live), [(10, 11), (20, 21)]);
     live.restore("one");
-    assert_eq!(told(&live), [(10, 11)]);
+    assert_eq!(ranges(&live), [(10, 11)]);
 }
 
 #[test]
@@ -280,27 +280,27 @@ fn st_blocks_counts_data_and_not_holes() {
             fs::write(dir.join("empty"), "").unwrap();
         },
         |side| {
-            let told = |side: &mut Side, what: &str, name: &str| {
+            let note_blocks = |side: &mut Side, what: &str, name: &str| {
                 let path = side.at(name);
                 side.note(what, blocks(&path));
             };
-            told(side, "of the base, with holes", "file");
-            told(side, "one byte", "small");
-            told(side, "nothing", "empty");
+            note_blocks(side, "of the base, with holes", "file");
+            note_blocks(side, "one byte", "small");
+            note_blocks(side, "nothing", "empty");
             let file = open(&side.at("file"));
             file.write_all_at(&[1; 4096], 30 * 4096).unwrap();
             file.sync_all().unwrap();
-            told(side, "a block more", "file");
+            note_blocks(side, "a block more", "file");
             fallocate(&file, FallocateFlags::from_bits_retain(3), 2 * 4096, 8192).unwrap();
-            told(side, "two less", "file");
+            note_blocks(side, "two less", "file");
             let new = open(&side.at("new"));
             new.set_len(1 << 30).unwrap();
-            told(side, "a hole", "new");
+            note_blocks(side, "a hole", "new");
             new.write_all_at(b"x", 1 << 29).unwrap();
             new.sync_all().unwrap();
-            told(side, "a byte in a hole", "new");
+            note_blocks(side, "a byte in a hole", "new");
             new.set_len(10).unwrap();
-            told(side, "cut", "new");
+            note_blocks(side, "cut", "new");
         },
     );
 }

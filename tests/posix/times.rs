@@ -127,7 +127,7 @@ const NOW: i64 = libc::UTIME_NOW;
 #[test]
 fn times_can_be_set_as_on_the_host() {
     same_also_with_writeback(base, |side| {
-        let told = |side: &mut Side, what: &str, name: &str| {
+        let note_times = |side: &mut Side, what: &str, name: &str| {
             let stat = fs::symlink_metadata(side.at(name)).unwrap();
             side.note(what, (stat.atime(), stat.atime_nsec(), stat.mtime(), stat.mtime_nsec()));
         };
@@ -145,13 +145,13 @@ fn times_can_be_set_as_on_the_host() {
             ] {
                 let path = side.at(name);
                 side.tried("set", set(&path, (secs, nanos), (secs, nanos)));
-                told(side, name, name);
+                note_times(side, name, name);
                 side.tried("one of them", set(&path, (0, OMIT), (secs + 1, nanos)));
-                told(side, name, name);
+                note_times(side, name, name);
             }
         }
         side.tried("neither", set(&side.at("file"), (0, OMIT), (0, OMIT)));
-        told(side, "neither", "file");
+        note_times(side, "neither", "file");
         side.tried("a bad one", set(&side.at("file"), (0, 1_000_000_000), (0, 0)));
         side.tried("a negative one", set(&side.at("file"), (0, -5), (0, 0)));
         // Permissions: the owner can set any time, a user with write access only the present.

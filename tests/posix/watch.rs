@@ -16,7 +16,7 @@ struct Watch(File, Vec<(i32, String)>);
 
 impl Watch {
     fn new() -> Watch {
-        // SAFETY: inotify_init1(2) returns a new descriptor, which nobody else owns.
+        // SAFETY: inotify_init1(2) returns a new descriptor, which only this value owns.
         let file = unsafe {
             let fd = libc::inotify_init1(libc::IN_CLOEXEC | libc::IN_NONBLOCK);
             assert!(fd >= 0);
@@ -36,8 +36,8 @@ impl Watch {
     }
 
     /// The events since the last call: watch, event, name. Cookies are left out.
-    fn told(&mut self) -> Vec<String> {
-        let (mut told, mut buffer) = (Vec::new(), [0; 1 << 16]);
+    fn events(&mut self) -> Vec<String> {
+        let (mut events, mut buffer) = (Vec::new(), [0; 1 << 16]);
         while let Ok(len) = self.0.read(&mut buffer) {
             let mut at = 0;
             while at < len {
@@ -48,11 +48,15 @@ impl Watch {
                 let name = &buffer[at + 16..at + 16 + name_len];
                 let name = name.split(|byte| *byte == 0).next().unwrap_or_default();
                 let (_, watched) = self.1.iter().find(|(number, _)| *number == watch).unwrap();
-                told.push(format!("{watched}: {} {}", event(mask), String::from_utf8_lossy(name)));
+                events.push(format!(
+                    "{watched}: {} {}",
+                    event(mask),
+                    String::from_utf8_lossy(name)
+                ));
                 at += 16 + name_len;
             }
         }
-        told
+        events
     }
 }
 
@@ -114,8 +118,8 @@ fn a_watcher_gets_the_same_events_as_on_the_host() {
             let done =
                 Command::new("sh").arg("-c").arg(script).current_dir(side.at("")).output().unwrap();
             assert!(done.status.success(), "{script}: {}", String::from_utf8_lossy(&done.stderr));
-            let told = watch.told();
-            side.note(script, told);
+            let events = watch.events();
+            side.note(script, events);
         }
     });
 }
@@ -127,15 +131,15 @@ fn writes_of_every_kind_give_events() {
         watch.add(&side.at("dir"), "dir");
         let mut file = OpenOptions::new().read(true).write(true).open(side.at("dir/file")).unwrap();
         file.write_all(b"x").unwrap();
-        side.note("write", watch.told());
+        side.note("write", watch.events());
         file.set_len(3).unwrap();
-        side.note("cut", watch.told());
+        side.note("cut", watch.events());
         fs::set_permissions(side.at("dir/file"), PermissionsExt::from_mode(0o640)).unwrap();
-        side.note("chmod", watch.told());
+        side.note("chmod", watch.events());
         nix::fcntl::fallocate(&file, nix::fcntl::FallocateFlags::empty(), 0, 100).unwrap();
-        side.note("room", watch.told());
+        side.note("room", watch.events());
         drop(file);
-        side.note("close", watch.told());
+        side.note("close", watch.events());
     });
 }
 
@@ -150,14 +154,14 @@ fn a_restore_gives_no_events_and_watches_of_kept_nodes_go_on() {
     watch.add(&live.mnt.join("dir"), "dir");
     watch.add(&live.mnt.join("dir/stays"), "stays");
     live.restore("one");
-    let told = watch.told();
-    let changes = |told: &[String]| {
-        told.iter().filter(|line| !line.contains("open") && !line.contains("close")).count()
+    let events = watch.events();
+    let changes = |events: &[String]| {
+        events.iter().filter(|line| !line.contains("open") && !line.contains("close")).count()
     };
-    assert_eq!(changes(&told), 0, "{told:?}");
+    assert_eq!(changes(&events), 0, "{events:?}");
     live.sh("echo more >> dir/stays; echo again > dir/again");
-    let told = watch.told();
+    let events = watch.events();
     for line in ["stays: modify ", "dir: create again", "dir: modify stays"] {
-        assert!(told.iter().any(|told| told == line), "{line}: {told:?}");
+        assert!(events.iter().any(|events| events == line), "{line}: {events:?}");
     }
 }

@@ -174,17 +174,17 @@ fn round_of(text: &str) -> u64 {
 }
 
 /// The number of lines, if there is nothing else.
-fn lines_in(sandbox: &Sandbox, writer: usize, told: &str) -> u64 {
+fn lines_in(sandbox: &Sandbox, writer: usize, context: &str) -> u64 {
     let found = read(sandbox, &format!("written/w{writer}"));
     let count = found.lines().count() as u64;
-    assert_eq!(found, lines_of(count), "{told}: writer {writer}");
+    assert_eq!(found, lines_of(count), "{context}: writer {writer}");
     count
 }
 
 /// Opens the result of a power cut and compares it with the promises.
 fn judge(left: &Left, base: &Path, promises: &[(usize, Promise)]) {
-    let told = &left.told;
-    let sandbox = Sandbox::open(&left.store).unwrap_or_else(|error| panic!("{told}: {error}"));
+    let context = &left.context;
+    let sandbox = Sandbox::open(&left.store).unwrap_or_else(|error| panic!("{context}: {error}"));
     let made = promises.iter().filter(|(after, _)| *after <= left.at).map(|(_, promise)| promise);
     let (mut lines, mut applied, mut names) = ([0; WRITERS], 0, BTreeSet::new());
     for promise in made {
@@ -195,39 +195,39 @@ fn judge(left: &Left, base: &Path, promises: &[(usize, Promise)]) {
         }
     }
     for (writer, promised) in lines.iter().enumerate() {
-        let found = lines_in(&sandbox, writer, told);
+        let found = lines_in(&sandbox, writer, context);
         assert!(
             found >= *promised,
-            "{told}: writer {writer}: {found} lines, {promised} were synced"
+            "{context}: writer {writer}: {found} lines, {promised} were synced"
         );
     }
     let restored = (read(&sandbox, "restored/f"), read(&sandbox, "restored/g"));
     assert!(
         restored.0 == restored.1 && round_of(&restored.0) < 2,
-        "{told}: a restore was done by half"
+        "{context}: a restore was done halfway"
     );
     round_of(&read(&sandbox, "undone/f"));
     round_of(&read(&sandbox, "applied/f"));
     let in_base =
         |file: &str| round_of(&std::fs::read_to_string(base.join("applied").join(file)).unwrap());
     let round = in_base("f");
-    assert_eq!(round, in_base("g"), "{told}: an apply was done by half");
-    assert!(round >= applied, "{told}: the base has round {round}, {applied} was applied");
+    assert_eq!(round, in_base("g"), "{context}: an apply was done halfway");
+    assert!(round >= applied, "{context}: the base has round {round}, {applied} was applied");
     let staged = shell(base, "find . -name '.jailfs-*'");
-    assert_eq!(staged, "", "{told}: staged files are left");
+    assert_eq!(staged, "", "{context}: staged files are left");
     let Reply::Log(log) = sandbox.handle(Request::Log).unwrap() else { panic!("not a log") };
     let found: BTreeSet<String> =
         log.into_iter().filter_map(|checkpoint| checkpoint.name).collect();
-    assert!(names.is_subset(&found), "{told}: checkpoints are gone: {names:?} {found:?}");
+    assert!(names.is_subset(&found), "{context}: checkpoints are gone: {names:?} {found:?}");
     for (_, promise) in promises {
         let Promise::Checkpoint(name, promised) = promise else { continue };
         if found.contains(name) {
             restore(&sandbox, name, Vec::new());
             for (writer, promised) in promised.iter().enumerate() {
-                let found = lines_in(&sandbox, writer, told);
+                let found = lines_in(&sandbox, writer, context);
                 assert!(
                     found >= *promised,
-                    "{told}: checkpoint {name}, writer {writer}: {found} lines"
+                    "{context}: checkpoint {name}, writer {writer}: {found} lines"
                 );
             }
         }
@@ -235,7 +235,7 @@ fn judge(left: &Left, base: &Path, promises: &[(usize, Promise)]) {
     replace(&sandbox, "written", "probe", &text(1));
     checkpoint(&sandbox, "probe");
     drop(sandbox);
-    check(&left.store, told);
+    check(&left.store, context);
 }
 
 #[test]

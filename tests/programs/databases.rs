@@ -11,8 +11,8 @@ use crate::place::{Place, User};
 /// The number of checkpoints.
 const ROUNDS: usize = 4;
 
-/// A step that runs until it is told to end. It is killed, with all processes that it started, when
-/// it is dropped before.
+/// A step that runs until a file tells it to end. It is killed, with all processes that it started,
+/// when it is dropped before.
 struct Begun(Child);
 
 impl Begun {
@@ -54,7 +54,7 @@ fn grown(by: u64, number: impl Fn() -> u64) {
 }
 
 fn lines(dir: &Path) -> u64 {
-    shell(dir, "cat *.told 2> /dev/null | wc -l").trim().parse().unwrap()
+    shell(dir, "cat *.committed 2> /dev/null | wc -l").trim().parse().unwrap()
 }
 
 #[test]
@@ -66,7 +66,7 @@ fn every_checkpoint_of_a_writing_sqlite_is_a_consistent_database() {
     for round in 0..ROUNDS {
         grown(40, || lines(&out));
         // A transaction that is acknowledged here is committed before the checkpoint.
-        shell(&out, &format!("mkdir then{round}; cp *.told then{round}"));
+        shell(&out, &format!("mkdir then{round}; cp *.committed then{round}"));
         place.live.checkpoint(&format!("c{round}"));
     }
     shell(&out, "touch stop");
@@ -91,7 +91,7 @@ impl Drop for Server<'_> {
 
 #[test]
 fn every_checkpoint_of_a_writing_postgres_recovers_as_after_a_crash() {
-    let place = Place::new("postgres", User::Nobody, &["-o", "allow_other"]);
+    let place = Place::new("postgres", User::Ordinary, &["-o", "allow_other"]);
     let out = place.out();
     let _server = Server(&place);
     place.step("begin");

@@ -16,7 +16,7 @@ const LIMIT: Duration = Duration::from_secs(400);
 /// How long one step may take, in seconds for timeout(1).
 const STEP: &str = "200";
 /// The user `nobody`.
-const NOBODY: u32 = 65534;
+const ORDINARY_USER: u32 = 65534;
 
 /// Held for reading while a test has a mount. `jailfs run` creates a mount namespace, in which
 /// existing mounts stay while it runs, even if they are unmounted elsewhere. So it must start when
@@ -27,7 +27,7 @@ pub static MOUNTS: RwLock<()> = RwLock::new(());
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum User {
     Root,
-    Nobody,
+    Ordinary,
 }
 
 /// A program and its place.
@@ -113,15 +113,15 @@ impl User {
             return Command::new(program);
         }
         let mut command = Command::new("setpriv");
-        let id = NOBODY.to_string();
+        let id = ORDINARY_USER.to_string();
         command.args(["--reuid", &id, "--regid", &id, "--clear-groups", program]);
         command
     }
 
     /// Changes the owner of a path to this user.
     pub fn owns(self, path: &Path) {
-        if self == User::Nobody {
-            chown(path, Some(NOBODY), Some(NOBODY)).unwrap();
+        if self == User::Ordinary {
+            chown(path, Some(ORDINARY_USER), Some(ORDINARY_USER)).unwrap();
         }
     }
 }

@@ -7,7 +7,7 @@
     clippy::unwrap_used,
     clippy::expect_used,
     clippy::panic,
-    reason = "a test may stop at whatever it does not expect, and touches files as programs do"
+    reason = "a test fails by panicking, and opens files as programs do"
 )]
 
 #[path = "../common/mod.rs"]

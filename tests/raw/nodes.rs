@@ -100,7 +100,7 @@ fn forgetting_more_lookups_than_there_were_forgets_all() {
     raw.forget(0, 0);
     assert_eq!(raw.lookup(ROOT, b"file").unwrap().node, file.node);
     raw.forget(file.node, 0);
-    assert!(raw.getattr(file.node).is_ok(), "giving back nothing");
+    assert!(raw.getattr(file.node).is_ok(), "freeing no range");
     raw.still_serves();
     raw.end().unwrap();
 }

@@ -238,7 +238,7 @@ fn the_end_of_a_listing_is_reported_without_reading_the_base() {
     std::fs::remove_dir(in_base).unwrap();
     let (last, _) = *all.last().unwrap();
     assert_eq!(raw.readdir(dir, last, 4096).unwrap(), []);
-    assert_eq!(raw.readdir(dir, last, 4096).unwrap(), [], "however often");
+    assert_eq!(raw.readdir(dir, last, 4096).unwrap(), [], "repeated any number of times");
     raw.still_serves();
     raw.end().unwrap();
 }

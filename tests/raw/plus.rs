@@ -136,7 +136,7 @@ fn nodes_that_the_kernel_holds_come_without_attributes() {
     raw.forget(file.node, 1);
     raw.settle();
     let again = whole(&mut raw, ROOT);
-    assert_eq!(by_name(again)[&b"file"[..]].entry, Some(file), "it was given back");
+    assert_eq!(by_name(again)[&b"file"[..]].entry, Some(file), "it was forgotten");
     raw.end().unwrap();
 }
 

@@ -32,12 +32,12 @@ fn history_entries_are_files_that_cat_diff_cp_and_grep_read() {
         "\
 gone\nmain.rs\n.jailfs/history/src/gone:\n1\n\n.jailfs/history/src/main.rs:\n1\n2\n"
     );
-    let told: Vec<u64> = live
+    let numbers: Vec<u64> = live
         .json(&["history", "src/main.rs"])
         .iter()
         .map(|line| line["number"].as_u64().unwrap())
         .collect();
-    assert_eq!(told, [2, 1], "the same numbers as the command tells");
+    assert_eq!(numbers, [2, 1], "the numbers that the command prints");
     assert_eq!(live.sh("cd .jailfs/history/src/main.rs; cat 1 2"), "one\ntwo\n");
     assert_eq!(
         live.sh("diff .jailfs/history/src/main.rs/2 src/main.rs || true"),
@@ -202,7 +202,7 @@ fn history_entries_survive_applies_restores_remounts_and_kills_unchanged() {
     let all = "cd .jailfs/history; find . -type f | sort; find . -type f -exec md5sum {} + | sort; \
         stat -c '%n %i %s %Y' d/*/*";
     let before = live.sh(all);
-    assert_eq!(before.lines().next(), Some("./d/f/1"), "a link has no versions");
+    assert_eq!(before.lines().next(), Some("./d/f/1"), "a link has no edits");
     live.checkpoint("x");
     live.jailfs(&["apply"]);
     live.applied = true;
@@ -260,7 +260,7 @@ fn the_first_read_of_an_entry_costs_requests_and_cached_reads_cost_none() {
         .show_snapdir(Some(SnapdirView { name: name(".jailfs"), listed: false, makes: false }))
         .unwrap();
     std::fs::write(bench.at("src/f"), "two").unwrap();
-    let version = bench.at(".jailfs/history/src/f/1");
+    let edit = bench.at(".jailfs/history/src/f/1");
     let messages = || {
         let all = ["lookup", "getattr", "read", "readdirplus", "open", "opendir"];
         all.map(|operation| bench.count(operation))
@@ -271,16 +271,16 @@ fn the_first_read_of_an_entry_costs_requests_and_cached_reads_cost_none() {
         let after = messages();
         [0, 1, 2, 3, 4, 5].map(|at| after[at] - before[at])
     };
-    assert_eq!(std::fs::read_to_string(&version).unwrap(), "one");
-    assert_eq!(std::fs::read_dir(version.parent().unwrap()).unwrap().count(), 1);
+    assert_eq!(std::fs::read_to_string(&edit).unwrap(), "one");
+    assert_eq!(std::fs::read_dir(edit.parent().unwrap()).unwrap().count(), 1);
     // The names are requested each time; attributes and content of an entry only once.
-    let again = cost(&mut || assert_eq!(std::fs::read_to_string(&version).unwrap(), "one"));
-    eprintln!("reading a version again: lookup, getattr, read, readdir, open, opendir: {again:?}");
+    let again = cost(&mut || assert_eq!(std::fs::read_to_string(&edit).unwrap(), "one"));
+    eprintln!("reading an edit again: lookup, getattr, read, readdir, open, opendir: {again:?}");
     assert_eq!((again[0], &again[2..]), (3, &[0, 0, 0, 0][..]), "{again:?}");
     assert!(again[1] <= 4, "{again:?}");
     let listed =
-        cost(&mut || assert_eq!(std::fs::read_dir(version.parent().unwrap()).unwrap().count(), 1));
-    eprintln!("listing the versions again: {listed:?}");
+        cost(&mut || assert_eq!(std::fs::read_dir(edit.parent().unwrap()).unwrap().count(), 1));
+    eprintln!("listing the edits again: {listed:?}");
     assert_eq!(
         (listed[0], &listed[2..]),
         (2, &[0, 0, 0, 0][..]),
@@ -288,14 +288,14 @@ fn the_first_read_of_an_entry_costs_requests_and_cached_reads_cost_none() {
     );
     std::fs::write(bench.at("src/f"), "three").unwrap();
     let listed =
-        cost(&mut || assert_eq!(std::fs::read_dir(version.parent().unwrap()).unwrap().count(), 2));
+        cost(&mut || assert_eq!(std::fs::read_dir(edit.parent().unwrap()).unwrap().count(), 2));
     assert!(listed[3] > 0, "after an edit it is asked for: {listed:?}");
     // The live tree costs what it cost before.
     assert_eq!(std::fs::metadata(bench.at("src/f")).unwrap().len(), 5);
     let live =
         cost(&mut || assert_eq!(std::fs::read_to_string(bench.at("src/f")).unwrap(), "three"));
     assert_eq!(live[0], 0, "{live:?}");
-    assert!(std::fs::metadata(&version).unwrap().ino() > 1 << 52);
+    assert!(std::fs::metadata(&edit).unwrap().ino() > 1 << 52);
 }
 
 #[test]
@@ -309,13 +309,13 @@ fn the_kernel_drops_history_nodes_and_the_daemon_keeps_nothing_for_them() {
     let mut held = vec![dir.id];
     for number in 0..20 {
         let of = place.find(&format!(".jailfs/history/d/f{number}")).unwrap();
-        let version = fs.lookup(of.id, &name("1")).unwrap();
+        let edit = fs.lookup(of.id, &name("1")).unwrap();
         assert_eq!(
-            (of.attr.kind, version.attr.kind, version.attr.size),
+            (of.attr.kind, edit.attr.kind, edit.attr.size),
             (FileKind::Dir, FileKind::File, of_len(number))
         );
-        assert_eq!(place.find(&format!(".jailfs/history/d/f{number}/1")).unwrap().id, version.id);
-        held.extend([of.id, version.id]);
+        assert_eq!(place.find(&format!(".jailfs/history/d/f{number}/1")).unwrap().id, edit.id);
+        held.extend([of.id, edit.id]);
     }
     assert!(held.iter().all(|id| id.is_in_snapdir() && id.is_in_history()));
     assert_eq!(held.iter().collect::<std::collections::BTreeSet<_>>().len(), 41);
@@ -432,7 +432,7 @@ fn names_with_a_history_are_found_in_every_directory() {
 fn a_dropped_entry_is_never_taken_for_a_later_one() {
     let place = Place::new();
     let fs = place.sandbox.fs();
-    fs.set_edit_bounds(Bounds { versions: 1, ..Bounds::default() });
+    fs.set_edit_bounds(Bounds { edits: 1, ..Bounds::default() });
     place.put("d/f0", "one");
     let first = place.find(".jailfs/history/d/f0/1").unwrap();
     place.put("d/f0", "two");
@@ -440,7 +440,7 @@ fn a_dropped_entry_is_never_taken_for_a_later_one() {
     assert_eq!(fs.getattr(first.id).unwrap_err(), FsError::Stale);
     let second = place.find(".jailfs/history/d/f0/2").unwrap();
     // Everything is dropped, and numbers start again.
-    fs.set_edit_bounds(Bounds { versions: 0, ..Bounds::default() });
+    fs.set_edit_bounds(Bounds { edits: 0, ..Bounds::default() });
     assert_eq!(place.find(".jailfs/history").unwrap_err(), FsError::NotFound);
     assert_eq!(fs.snapdir_read(second.id, 0, 9, false).unwrap_err(), FsError::Stale);
     fs.set_edit_bounds(Bounds::default());
@@ -455,12 +455,12 @@ fn a_dropped_entry_is_never_taken_for_a_later_one() {
     fs.rename(NodeId::ROOT, &name("d"), NodeId::ROOT, &name("e"), RenameMode::Replace, 0).unwrap();
     assert_eq!(fs.snapdir_read(again.id, 0, 9, false).unwrap_err(), FsError::Stale);
     assert_eq!(place.read(".jailfs/history/e/f0/1"), "two");
-    let Reply::History(told) =
+    let Reply::History(edits) =
         place.sandbox.handle(Request::History { path: path("e/f0") }).unwrap()
     else {
         panic!("no history")
     };
-    assert_eq!(told.len(), 1);
+    assert_eq!(edits.len(), 1);
 }
 
 /// Reads every entry of a file in parts. Each entry is one letter repeated. Returns how many could
@@ -476,16 +476,16 @@ fn read_all_versions(place: &Place, of: &str) -> usize {
     })
     .unwrap();
     for text in names {
-        let version = match fs.lookup(dir.id, &Name::new(&text).unwrap()) {
-            Ok(version) => version,
+        let edit = match fs.lookup(dir.id, &Name::new(&text).unwrap()) {
+            Ok(edit) => edit,
             Err(error) => {
                 assert_eq!(error, FsError::NotFound);
                 continue;
             }
         };
         let (mut bytes, mut at) = (Vec::new(), 0);
-        while at < version.attr.size {
-            match fs.snapdir_read(version.id, at, 7000, false) {
+        while at < edit.attr.size {
+            match fs.snapdir_read(edit.id, at, 7000, false) {
                 Ok(part) => bytes.extend(part.unwrap()),
                 Err(error) => {
                     assert_eq!(error, FsError::Stale);
@@ -495,10 +495,10 @@ fn read_all_versions(place: &Place, of: &str) -> usize {
             at += 7000;
         }
         let first = bytes.first().copied();
-        assert!(bytes.iter().all(|byte| Some(*byte) == first), "bytes of two versions, or of none");
+        assert!(bytes.iter().all(|byte| Some(*byte) == first), "bytes of two edits, or of none");
         assert!(first != Some(0));
-        whole += usize::from(bytes.len() as u64 == version.attr.size);
-        fs.forget(version.id, 1);
+        whole += usize::from(bytes.len() as u64 == edit.attr.size);
+        fs.forget(edit.id, 1);
     }
     whole
 }
@@ -506,7 +506,7 @@ fn read_all_versions(place: &Place, of: &str) -> usize {
 #[test]
 fn readers_of_the_history_meet_no_wrong_byte_while_files_are_edited_and_space_is_freed() {
     let place = Place::new();
-    place.sandbox.fs().set_edit_bounds(Bounds { versions: 3, ..Bounds::default() });
+    place.sandbox.fs().set_edit_bounds(Bounds { edits: 3, ..Bounds::default() });
     let dir = place.find("d").unwrap().id;
     place.sandbox.fs().mknod(dir, &name("new"), 0o100_644, 0, 0, ME).unwrap();
     let over = Stop::default();

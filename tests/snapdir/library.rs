@@ -238,8 +238,8 @@ fn invalid_requests_are_refused_in_the_snapshot_directory_too() {
     let place = Place::new();
     let fs = place.sandbox.fs();
     place.checkpoint("x");
-    for nobody in [(1 << 52) + 5, (1 << 52) + 77_777, (1 << 53) - 1] {
-        let id = NodeId(nobody);
+    for unused in [(1 << 52) + 5, (1 << 52) + 77_777, (1 << 53) - 1] {
+        let id = NodeId(unused);
         assert_eq!(fs.getattr(id).unwrap_err(), FsError::NotFound);
         assert_eq!(fs.lookup(id, &name("x")).unwrap_err(), FsError::NotFound);
         assert_eq!(fs.snapdir_read(id, 0, 1, true).unwrap_err(), FsError::NotFound);

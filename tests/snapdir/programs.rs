@@ -366,8 +366,11 @@ fn holders_of_files_restored_by_path_become_orphans_and_others_go_on() {
     let mut holder = live.puppet("d");
     holder.run("f, g, same = open('f', 'r+'), open('../e/g', 'r+'), open('same', 'a+')");
     holder.run("f.read(), g.read()");
-    let told = live.jailfs(&["restore", "two", "d"]);
-    assert!(told.contains("D\td/new\n") && told.contains("undo: jailfs op restore "), "{told}");
+    let output = live.jailfs(&["restore", "two", "d"]);
+    assert!(
+        output.contains("D\td/new\n") && output.contains("undo: jailfs op restore "),
+        "{output}"
+    );
     assert_eq!(
         (live.read("d/f"), live.read("e/g"), live.exists("d/new")),
         ("two\n".into(), "three\n".into(), false)

@@ -100,7 +100,7 @@ const REFUSED: &[(&str, &str)] = &[
     ("os.removexattr(h + '/1', 'user.note')", "EROFS"),
     ("os.getxattr(h + '/1', 'user.jailfs.origin')", "ENODATA"),
     ("os.readlink(h + '/1')", "EINVAL"),
-    ("os.truncate('to-version', 0)", "EROFS"),
+    ("os.truncate('to-edit', 0)", "EROFS"),
     ("os.open(h + '/1/x', os.O_RDONLY)", "ENOTDIR"),
 ];
 
@@ -112,7 +112,7 @@ fn nothing_in_the_snapshot_directory_can_be_changed_in_any_way() {
     for options in [&[][..], &["-o", "links=rewrite,snapdir=visible"], &["-o", "writeback"]] {
         let live = Live::with_options(BASE, options);
         live.sh("echo two >> f; ln -s .jailfs/checkpoints/x to-checkpoint; \
-            ln -s .jailfs/history/f/1 to-version");
+            ln -s .jailfs/history/f/1 to-edit");
         live.checkpoint("x");
         let number = live.json(&["log"])[0]["id"].to_string();
         let past = live.mnt.join(".jailfs/checkpoints/x");
@@ -122,7 +122,7 @@ fn nothing_in_the_snapshot_directory_can_be_changed_in_any_way() {
                 "find .jailfs/history -printf '%p %m %s %U %G\n' | sort; cat .jailfs/history/f/1",
             )
         };
-        let versions = history();
+        let edits = history();
         let mut root = live.puppet("");
         root.run(&format!(
             "c, h, number = '.jailfs/checkpoints/x', '.jailfs/history/f', '{number}'"
@@ -133,7 +133,7 @@ fn nothing_in_the_snapshot_directory_can_be_changed_in_any_way() {
         root.end();
         assert_same(&before.0, &without_numbers(snapshot(&past, false)), "the checkpoint");
         assert_same(&before.1, &without_numbers(live.snapshot()), "the tree");
-        assert_eq!(history(), versions, "with {options:?}");
+        assert_eq!(history(), edits, "with {options:?}");
         assert_eq!(live.jailfs(&["diff", "@-1"]), "");
     }
 }
@@ -149,7 +149,7 @@ fn a_write_through_a_mapping_reaches_no_checkpoint_and_is_dropped() {
     writer.run("m = mapped('.jailfs/checkpoints/x/f')");
     writer.run("m.__setitem__(slice(0, 8), b'attacked')");
     let shown = live.jailfs(&["show", "x:f"]);
-    assert!(shown.starts_with("1\n2\n"), "what the store has is untouched");
+    assert!(shown.starts_with("1\n2\n"), "the content in the store is unchanged");
     live.restore("x");
     assert_eq!(live.sh("md5sum < f"), wanted);
     // The daemon drops the written page and invalidates it in the kernel. No sync fails by it.
@@ -160,7 +160,7 @@ fn a_write_through_a_mapping_reaches_no_checkpoint_and_is_dropped() {
     writer.end();
     let end = Instant::now() + Duration::from_secs(30);
     while live.sh("md5sum < .jailfs/checkpoints/x/f") != wanted {
-        assert!(Instant::now() < end, "the kernel goes on showing what was written into its pages");
+        assert!(Instant::now() < end, "the kernel still shows the bytes written into its pages");
         std::thread::sleep(Duration::from_millis(5));
     }
 }
@@ -193,7 +193,7 @@ fn endless_writes_through_a_mapping_of_a_checkpoint_stop_no_reader() {
     reader.end();
     let end = Instant::now() + Duration::from_secs(30);
     while live.sh("md5sum < .jailfs/checkpoints/x/big") != wanted {
-        assert!(Instant::now() < end, "the kernel goes on showing what was written into its pages");
+        assert!(Instant::now() < end, "the kernel still shows the bytes written into its pages");
         std::thread::sleep(Duration::from_millis(5));
     }
 }
@@ -250,8 +250,8 @@ fn a_link_in_a_checkpoint_leads_neither_out_nor_into_the_live_tree() {
                 );
             }
         }
-        let told = live.json(&["status"]);
-        assert!(told.iter().any(|line| line["type"] == "refused_link"
+        let lines = live.json(&["status"]);
+        assert!(lines.iter().any(|line| line["type"] == "refused_link"
             && line["path"].as_str().is_some_and(|path| path.starts_with(".jailfs/checkpoints/"))));
         std::fs::remove_file(&secret).unwrap();
         shell(live.outside(), &format!("{} umount mnt", env!("CARGO_BIN_EXE_jailfs")));

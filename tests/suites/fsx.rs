@@ -237,7 +237,7 @@ fn fsx_goes_on_while_its_file_is_applied() {
         live.jailfs(&["apply"]);
         assert!(
             std::fs::read(live.base.join("file")).unwrap() == content,
-            "what is applied is what fsx had"
+            "the applied file is the one that fsx had"
         );
         kept.push((checkpoint, content));
         fsx.go_on();
@@ -263,5 +263,8 @@ fn fsx_goes_on_with_an_orphan_after_a_restore() {
     live.restore("first");
     fsx.go_on();
     fsx.finish();
-    assert!(std::fs::read(&file).unwrap() == content, "what fsx wrote to its copy is in the tree");
+    assert!(
+        std::fs::read(&file).unwrap() == content,
+        "the writes of fsx to its copy are in the tree"
+    );
 }

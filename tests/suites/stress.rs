@@ -43,7 +43,7 @@ fn stress_ng_finds_no_fault_and_leaves_nothing_in_the_daemon() {
     std::fs::write("/proc/sys/vm/drop_caches", "2").unwrap();
     assert!(
         holds(&live) <= 3,
-        "the kernel has let go, and the daemon still has {} nodes",
+        "the kernel forgot all nodes, and the daemon still holds {}",
         holds(&live)
     );
     let (after, most) = memory(pid);

@@ -1,4 +1,4 @@
-//! What agents do all day: clone, build, install.
+//! The usual work of agents: clone, build, install.
 
 use crate::Res;
 use crate::material::Materials;

@@ -1,4 +1,4 @@
-//! Making, copying and removing many small files.
+//! Makes, copies and removes many small files.
 
 use crate::Res;
 use crate::material::Materials;

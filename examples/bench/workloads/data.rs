@@ -76,7 +76,7 @@ fn read(run: &mut Run) -> Res<()> {
 }
 
 fn mmap(run: &mut Run) -> Res<()> {
-    // The time of the interpreter's start is not in it.
+    // The start of the interpreter is not included.
     let script = "import mmap, sys, time\n\
         began = time.perf_counter()\n\
         with open('big', 'rb') as f:\n    \

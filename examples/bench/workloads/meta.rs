@@ -1,6 +1,6 @@
-//! Looking at a tree: for the first time after the mount, for the second, and from then on. The
-//! base is in the memory of the host each time. The second time is apart, because a read makes the
-//! kernel ask once more for the access time.
+//! Looks at a tree: the first time after the mount, the second time, and later. The host has the
+//! base in memory each time. The second time is a step of its own, because after a read the kernel
+//! asks once more for the access time.
 
 use crate::Res;
 use crate::material::Materials;
@@ -8,9 +8,9 @@ use crate::programs::{self, program};
 use crate::runner::Run;
 use crate::workloads::Workload;
 
-/// What no file has in it: the search goes through to the end.
+/// A text that no file contains, so the search reads all files.
 const NOWHERE: &str = "qqqqqqqqqq";
-/// Messages that nothing but their way costs.
+/// Messages whose only cost is their way to the daemon and back.
 const ASKED: u64 = 20_000;
 
 pub fn all() -> Vec<Workload> {
@@ -37,8 +37,8 @@ pub fn all() -> Vec<Workload> {
     ]
 }
 
-/// The same program again and again; before, in the base itself, so that the host has all in
-/// memory.
+/// Runs the same program again and again. It runs in the base first, so that the host has all
+/// files in memory.
 fn thrice(run: &mut Run, name: &str, args: &[&str]) -> Res<()> {
     let tree = run.root().join("tree");
     programs::run_to(&mut program(name, args, &run.base.join("tree")), &[0, 1])?;
@@ -48,7 +48,7 @@ fn thrice(run: &mut Run, name: &str, args: &[&str]) -> Res<()> {
         .try_for_each(|step| run.search(step, files, &mut program(name, args, &tree)))
 }
 
-/// Each name is asked for once only, as the kernel remembers.
+/// Asks for each name once only, because the kernel caches the answer.
 fn round_trip(run: &mut Run) -> Res<()> {
     let dir = run.root().join("new");
     std::fs::create_dir(&dir)?;

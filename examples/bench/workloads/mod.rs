@@ -17,11 +17,11 @@ pub struct Workload {
     pub group: &'static str,
     pub name: &'static str,
     pub about: &'static str,
-    /// Programs without which it is missing.
+    /// The programs that it needs.
     pub needs: &'static [&'static str],
-    /// Whether it changes what is in the base: the bare directory is then a copy.
+    /// Whether it changes the base. The bare directory is then a copy.
     pub mutates: bool,
-    /// Whether the others have nothing to compare.
+    /// Whether only jailfs can run it.
     pub jailfs_only: bool,
     pub base: fn(&Materials) -> Res<PathBuf>,
     pub run: fn(&mut Run) -> Res<()>,
@@ -51,7 +51,7 @@ impl Workload {
     }
 }
 
-/// All of them.
+/// All workloads.
 pub fn all() -> Vec<Workload> {
     [meta::all(), create::all(), build::all(), data::all(), state::all()]
         .into_iter()

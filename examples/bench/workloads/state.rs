@@ -1,5 +1,5 @@
-//! Checkpoints, restores and mounts, as what they have to deal with grows. Others have no
-//! checkpoints in place; where they can do the same (mount, look), they do.
+//! Checkpoints, restores and mounts of growing trees. Other systems have no checkpoints; they run
+//! the steps that they can (mount, look).
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::FileExt;
@@ -15,7 +15,7 @@ use crate::workloads::Workload;
 
 /// Files in one directory.
 const PER_DIR: u64 = 100;
-/// Names that are looked for and not there.
+/// Missing names that are looked up.
 const MISSING: u64 = 1_000;
 
 pub fn all() -> Vec<Workload> {
@@ -71,14 +71,14 @@ fn write_files(root: &Path, files: u64, byte: u8) -> Res<()> {
     Ok(())
 }
 
-/// Checkpoint of so many new files, and restore after all were written again: the kernel holds
+/// A checkpoint of so many new files, and a restore after all were written again. The kernel holds
 /// every name.
 fn changed(run: &mut Run, which: usize) -> Res<()> {
     let files = run.size.changed.get(which).copied().unwrap_or_default();
     let root = run.root();
     run.timed("write", files, |_| write_files(&root, files, 1))?;
     let mut id = String::new();
-    // What was written is not on disk yet; then it is.
+    // The new files are in the page cache only; the second time they are on disk.
     run.timed("checkpoint-dirty", files, |run| {
         id = run.ask("checkpoint")?;
         Ok(())
@@ -123,10 +123,10 @@ fn open_database(run: &mut Run) -> Res<()> {
     Ok(())
 }
 
-/// Looks for names that are not there; each is asked for once only, as the kernel remembers.
+/// Looks up missing names, each once only, because the kernel caches the answer.
 fn look_for_missing(dir: &Path, prefix: &str) {
     for at in 0..MISSING {
-        // It is not there: that is the point.
+        // The name is missing on purpose.
         drop(std::fs::symlink_metadata(dir.join(format!("{prefix}{at}"))));
     }
 }

@@ -48,29 +48,33 @@ fn no_symlink_is_followed() {
         "d/mid",
     ];
     fixture.on_all(|base| {
-        for at in &beyond {
-            let at = path(at);
-            assert_eq!(base.stat(&at).unwrap_err(), FsError::NotFound, "{at}");
-            assert_eq!(base.list(&at).unwrap_err(), FsError::NotFound, "{at}");
-            assert_eq!(base.open_file(&at).unwrap_err(), FsError::NotFound, "{at}");
-            assert_eq!(base.readlink(&at).unwrap_err(), FsError::NotFound, "{at}");
-            assert_eq!(base.xattrs(&at).unwrap_err(), FsError::NotFound, "{at}");
-            let (parent, _) = at.split().unwrap();
-            let expected =
-                if parent == path("fifo") { FsError::NotADirectory } else { FsError::LeavesJail };
-            assert_eq!(base.writer().dir(&parent).err(), Some(expected), "{parent}");
-        }
-        for at in links {
-            let at = path(at);
-            assert_eq!(base.stat(&at).unwrap().kind, FileKind::Symlink, "{at}");
-            assert_eq!(base.list(&at).unwrap_err(), FsError::NotADirectory, "{at}");
-            assert_eq!(base.open_file(&at).unwrap_err(), FsError::Invalid, "{at}");
-            assert!(base.readlink(&at).is_ok(), "{at}");
-        }
+        beyond.iter().for_each(|at| assert_unreachable(base, &path(at)));
+        links.iter().for_each(|at| assert_not_followed(base, &path(at)));
         let begun = Instant::now();
         assert_eq!(base.open_file(&path("fifo")).unwrap_err(), FsError::Invalid);
         assert!(begun.elapsed() < Duration::from_secs(1), "a fifo does not block");
     });
+}
+
+/// Checks that no call reaches a path behind a link.
+fn assert_unreachable(base: &Base, at: &TreePath) {
+    assert_eq!(base.stat(at).unwrap_err(), FsError::NotFound, "{at}");
+    assert_eq!(base.list(at).unwrap_err(), FsError::NotFound, "{at}");
+    assert_eq!(base.open_file(at).unwrap_err(), FsError::NotFound, "{at}");
+    assert_eq!(base.readlink(at).unwrap_err(), FsError::NotFound, "{at}");
+    assert_eq!(base.xattrs(at).unwrap_err(), FsError::NotFound, "{at}");
+    let (parent, _) = at.split().unwrap();
+    let expected =
+        if parent == path("fifo") { FsError::NotADirectory } else { FsError::LeavesJail };
+    assert_eq!(base.writer().dir(&parent).err(), Some(expected), "{parent}");
+}
+
+/// Checks that each call returns the link itself, or fails.
+fn assert_not_followed(base: &Base, at: &TreePath) {
+    assert_eq!(base.stat(at).unwrap().kind, FileKind::Symlink, "{at}");
+    assert_eq!(base.list(at).unwrap_err(), FsError::NotADirectory, "{at}");
+    assert_eq!(base.open_file(at).unwrap_err(), FsError::Invalid, "{at}");
+    assert!(base.readlink(at).is_ok(), "{at}");
 }
 
 #[test]

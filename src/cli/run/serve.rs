@@ -54,7 +54,7 @@ impl Sandboxed {
         }
     }
 
-    /// What the command and other clients may ask for while it runs.
+    /// The requests that the command and other clients may make while it runs.
     fn access(&self) -> Access {
         let (head, forked) = (self.sandbox.head_name().to_owned(), Arc::clone(&self.forked));
         Access::OfRun { gate, head, forked }

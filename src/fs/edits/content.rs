@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::fs::{Found, Fs, State};
-use crate::store::edits_log::{Content, Version};
+use crate::store::edits_log::{Content, LoggedEdit};
 use crate::tree::{Body, Edit, Node, Source, Tree};
 use crate::types::{ByteRange, LayerId};
 
@@ -69,8 +69,8 @@ pub(super) fn cost_with(content: &Content, own: u64) -> u64 {
 }
 
 /// The cost of an edit if no other edit shares its bytes.
-pub(super) fn cost_of(version: &Version) -> u64 {
-    version.content.as_ref().map_or(MIN_COST, |content| cost_with(content, pool_bytes(content)))
+pub(super) fn cost_of(edit: &LoggedEdit) -> u64 {
+    edit.content.as_ref().map_or(MIN_COST, |content| cost_with(content, pool_bytes(content)))
 }
 
 /// How many bytes of pools `old` refers to and `new` does not.

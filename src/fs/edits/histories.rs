@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use super::content::{cost_of, pool_bytes, same_bytes};
-use crate::store::edits_log::{Bounds, Content, EditsLogRecord, How, Recorded, Version};
+use crate::store::edits_log::{Bounds, Content, EditsLogRecord, How, LoggedEdit, Recorded};
 use crate::tree::Source;
 use crate::types::{ByteRange, LayerId, TreePath};
 
@@ -19,7 +19,7 @@ pub(super) struct Entry {
     /// left; serials are never reused.
     pub(super) serial: u64,
     /// The file before the edit.
-    pub(super) version: Arc<Version>,
+    pub(super) edit: Arc<LoggedEdit>,
     /// How much of the budget it takes, in bytes.
     pub(super) cost: u64,
     /// Whether its content was compared with that of the next edit.
@@ -75,24 +75,24 @@ impl Histories {
     }
 
     /// All edits: path, number, the number of the log record with the extents, and the file before.
-    pub fn all(&self) -> impl Iterator<Item = (&TreePath, u32, u64, &Version)> {
+    pub fn all(&self) -> impl Iterator<Item = (&TreePath, u32, u64, &LoggedEdit)> {
         self.by_path.iter().flat_map(|(path, list)| {
             list.entries
                 .iter()
-                .map(move |entry| (path, entry.number, entry.log_record, &*entry.version))
+                .map(move |entry| (path, entry.number, entry.log_record, &*entry.edit))
         })
     }
 
     /// Whether edits are recorded.
     pub(in crate::fs) fn is_on(&self) -> bool {
-        self.bounds.versions > 0
+        self.bounds.edits > 0
     }
 
     pub(super) fn contents(&self) -> impl Iterator<Item = Arc<Content>> {
         self.by_path
             .values()
             .flat_map(|list| &list.entries)
-            .filter_map(|entry| entry.version.content.clone())
+            .filter_map(|entry| entry.edit.content.clone())
     }
 
     /// Applies a log record with this number.
@@ -101,33 +101,32 @@ impl Histories {
             EditsLogRecord::Opened { .. } | EditsLogRecord::SyncFailed => {}
             EditsLogRecord::Bounds(bounds) => self.set_bounds(*bounds),
             EditsLogRecord::Kept(saved) => {
-                for (path, version) in saved {
-                    self.push(path, Arc::new(version.clone()), number);
+                for (path, edit) in saved {
+                    self.push(path, Arc::new(edit.clone()), number);
                 }
             }
             EditsLogRecord::Copied { from, to } => self.copy(from, to),
             EditsLogRecord::Moved { from, to } => self.move_below(from, to),
             EditsLogRecord::Exchanged { a, b } => self.exchange(a, b),
             EditsLogRecord::At { path, number } => self.set_undone_to(path, *number),
-            EditsLogRecord::Remapped { path, number: version, extents } => {
-                self.remap(path, *version, extents, number);
+            EditsLogRecord::Remapped { path, number: edit, extents } => {
+                self.remap(path, *edit, extents, number);
             }
             EditsLogRecord::Dropped { path, upto } => self.drop_upto(path, *upto),
             EditsLogRecord::SyncedTo(count) => self.synced = self.synced.max(*count),
-            EditsLogRecord::List { path, next, at, versions } => {
+            EditsLogRecord::List { path, next, at, edits } => {
                 let first = self.next_serial;
-                self.next_serial += versions.len() as u64;
-                let entries = versions.iter().zip(first..).map(
-                    |((version_number, version, synced), serial)| Entry {
-                        number: *version_number,
+                self.next_serial += edits.len() as u64;
+                let entries =
+                    edits.iter().zip(first..).map(|((edit_number, edit, synced), serial)| Entry {
+                        number: *edit_number,
                         serial,
-                        cost: cost_of(version),
-                        version: Arc::new(version.clone()),
+                        cost: cost_of(edit),
+                        edit: Arc::new(edit.clone()),
                         compared: false,
                         record: if *synced { 0 } else { number },
                         log_record: number,
-                    },
-                );
+                    });
                 let list = PathHistory { next: *next, entries: entries.collect(), undone_to: *at };
                 self.cost += list.cost();
                 self.uncompared.insert(path.clone());
@@ -137,32 +136,33 @@ impl Histories {
     }
 
     /// Adds an edit to a path. Drops the oldest ones beyond the bound.
-    fn push(&mut self, path: &TreePath, version: Arc<Version>, record: u64) {
+    fn push(&mut self, path: &TreePath, edit: Arc<LoggedEdit>, record: u64) {
         // The file before the first undo comes on top of the edits that the undo may go back to.
-        let limit = self.bounds.versions as usize + usize::from(version.how == How::Undone);
+        let limit = self.bounds.edits as usize + usize::from(edit.how == How::Undone);
         let list = self.by_path.entry(path.clone()).or_default();
         let back_from_nothing = list.undone_to.is_some()
-            && version.how != How::Undone
-            && list.entries.back().is_some_and(|last| last.version.content.is_none());
+            && edit.how != How::Undone
+            && list.entries.back().is_some_and(|last| last.edit.content.is_none());
         let mut gone = Vec::new();
-        if version.how != How::Undone {
+        if edit.how != How::Undone {
             list.undone_to = None;
             if back_from_nothing {
                 gone.extend(list.entries.pop_back());
             }
         }
-        let same = list.entries.back().is_some_and(|last| {
-            same_bytes(last.version.content.as_ref(), version.content.as_ref())
-        });
+        let same = list
+            .entries
+            .back()
+            .is_some_and(|last| same_bytes(last.edit.content.as_ref(), edit.content.as_ref()));
         if !same {
             list.next = list.next.max(1);
-            let cost = cost_of(&version);
+            let cost = cost_of(&edit);
             let serial = self.next_serial;
             self.next_serial += 1;
             let entry = Entry {
                 number: list.next,
                 serial,
-                version,
+                edit,
                 cost,
                 compared: false,
                 record,
@@ -183,12 +183,12 @@ impl Histories {
     pub(super) fn release(&mut self, gone: Vec<Entry>) {
         for entry in gone {
             self.cost = self.cost.saturating_sub(entry.cost);
-            let extents = entry.version.content.iter().flat_map(|content| &content.extents);
+            let extents = entry.edit.content.iter().flat_map(|content| &content.extents);
             self.dropped_layers.extend(extents.filter_map(|(_, source)| match source {
                 Source::Pool { layer, .. } => Some(*layer),
                 Source::Base { .. } => None,
             }));
-            if entry.version.content.as_ref().is_some_and(|content| pool_bytes(content) > 0) {
+            if entry.edit.content.as_ref().is_some_and(|content| pool_bytes(content) > 0) {
                 self.garbage = self.garbage.saturating_add(entry.cost);
             }
         }
@@ -268,11 +268,11 @@ impl Histories {
         let Some(entry) = list.entries.iter_mut().find(|entry| entry.number == number) else {
             return;
         };
-        let Some(content) = &entry.version.content else { return };
+        let Some(content) = &entry.edit.content else { return };
         let content = Content { extents: extents.to_vec(), ..Content::clone(content) };
-        entry.version = Arc::new(Version {
+        entry.edit = Arc::new(LoggedEdit {
             content: Some(Arc::new(content)),
-            ..Version::clone(&entry.version)
+            ..LoggedEdit::clone(&entry.edit)
         });
         (entry.record, entry.log_record) = (record, record);
     }
@@ -294,7 +294,7 @@ impl Histories {
 
     fn set_bounds(&mut self, bounds: Bounds) {
         self.bounds = bounds;
-        if bounds.versions == 0 {
+        if bounds.edits == 0 {
             let by_path = std::mem::take(&mut self.by_path);
             self.uncompared.clear();
             self.release(by_path.into_values().flat_map(|list| list.entries).collect());
@@ -339,10 +339,10 @@ pub(super) fn all_records(
         path: path.clone(),
         next: list.next,
         at: list.undone_to,
-        versions: list
+        edits: list
             .entries
             .iter()
-            .map(|entry| (entry.number, Version::clone(&entry.version), entry.record < synced))
+            .map(|entry| (entry.number, LoggedEdit::clone(&entry.edit), entry.record < synced))
             .collect(),
     };
     std::iter::once(EditsLogRecord::Bounds(bounds)).chain(by_path.iter().map(list)).collect()

@@ -33,7 +33,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::store::Store;
-use crate::store::edits_log::{Content, EditsLog, EditsLogRecord, Version};
+use crate::store::edits_log::{Content, EditsLog, EditsLogRecord, LoggedEdit};
 use crate::sys::clock;
 use crate::tree::Source;
 use crate::types::{Ino, LayerId, Timestamp};
@@ -132,7 +132,7 @@ impl EditHistory {
         let mut histories = Histories::of(&recorded);
         drop(recorded);
         let ends = pool_ends(store, histories.contents());
-        if histories.retain_entries(|entry| is_there(&ends, &entry.version)) {
+        if histories.retain_entries(|entry| is_there(&ends, &entry.edit)) {
             log.mark_stale();
         }
         histories.garbage = 0;
@@ -233,8 +233,8 @@ fn pool_ends(store: &Store, contents: impl Iterator<Item = Arc<Content>>) -> Has
 }
 
 /// Whether the pools that an edit refers to exist and are long enough.
-fn is_there(ends: &HashMap<LayerId, u64>, version: &Version) -> bool {
-    let Some(content) = &version.content else { return true };
+fn is_there(ends: &HashMap<LayerId, u64>, edit: &LoggedEdit) -> bool {
+    let Some(content) = &edit.content else { return true };
     content.extents.iter().all(|(range, source)| match source {
         Source::Base { .. } => true,
         Source::Pool { layer, offset } => {

@@ -48,11 +48,11 @@ fn just_after(time: Timestamp) -> Timestamp {
 
 impl Entry {
     fn saved_file(&self) -> Option<SavedFile> {
-        let content = self.version.content.as_ref()?;
+        let content = self.edit.content.as_ref()?;
         (content.node.kind() == FileKind::File).then(|| SavedFile {
             serial: self.serial,
             number: self.number,
-            time: self.version.time,
+            time: self.edit.time,
             content: Arc::clone(content),
         })
     }

@@ -12,7 +12,7 @@ use std::time::Duration;
 use super::content::{cost_of, unshared_bytes};
 use super::{EditHistory, MAX_EXTENTS, since};
 use crate::fs::Core;
-use crate::store::edits_log::{Content, EditsLogRecord, Version};
+use crate::store::edits_log::{Content, EditsLogRecord, LoggedEdit};
 use crate::tree::Source;
 use crate::types::{ByteRange, Ino, TreePath};
 
@@ -22,13 +22,13 @@ const MAX_PENDING: usize = 256;
 const EXPIRY: Duration = Duration::from_secs(10);
 
 /// Names and contents, oldest first.
-pub(super) type PendingBackups = VecDeque<(TreePath, Arc<Version>)>;
+pub(super) type PendingBackups = VecDeque<(TreePath, Arc<LoggedEdit>)>;
 
 impl EditHistory {
     /// Adds a pending backup.
-    pub(super) fn add_pending(&mut self, path: TreePath, version: Version) {
-        self.cost += cost_of(&version);
-        self.pending.push_back((path, Arc::new(version)));
+    pub(super) fn add_pending(&mut self, path: TreePath, edit: LoggedEdit) {
+        self.cost += cost_of(&edit);
+        self.pending.push_back((path, Arc::new(edit)));
         // Wakes the thread that drops it after it expired.
         if let Some(notice) = &self.notice {
             notice();
@@ -38,10 +38,10 @@ impl EditHistory {
     /// A file comes to a path: the pending backup of the path becomes an edit.
     pub(super) fn claim_pending(&mut self, path: &TreePath) {
         if let Some(at) = self.pending.iter().position(|(name, _)| name == path)
-            && let Some((path, version)) = self.pending.remove(at)
+            && let Some((path, edit)) = self.pending.remove(at)
         {
-            self.cost = self.cost.saturating_sub(cost_of(&version));
-            self.append(&EditsLogRecord::Kept(vec![(path, Version::clone(&version))]));
+            self.cost = self.cost.saturating_sub(cost_of(&edit));
+            self.append(&EditsLogRecord::Kept(vec![(path, LoggedEdit::clone(&edit))]));
         }
     }
 
@@ -52,10 +52,9 @@ impl EditHistory {
         count: usize,
         live: impl Fn(Ino) -> Option<Arc<Content>>,
     ) {
-        for (_, version) in self.pending.drain(..count.min(self.pending.len())).collect::<Vec<_>>()
-        {
-            self.cost = self.cost.saturating_sub(cost_of(&version));
-            let Some(content) = &version.content else { continue };
+        for (_, edit) in self.pending.drain(..count.min(self.pending.len())).collect::<Vec<_>>() {
+            self.cost = self.cost.saturating_sub(cost_of(&edit));
+            let Some(content) = &edit.content else { continue };
             self.dropped_layers.extend(content.extents.iter().filter_map(
                 |(_, source)| match source {
                     Source::Pool { layer, .. } => Some(*layer),
@@ -70,8 +69,8 @@ impl EditHistory {
     /// How many of the oldest are expired or too many.
     fn expired_pending(&self) -> usize {
         let now = self.now();
-        let is_over = |(_, version): &&(TreePath, Arc<Version>)| {
-            since(now, version.time).is_none_or(|waited| waited >= EXPIRY)
+        let is_over = |(_, edit): &&(TreePath, Arc<LoggedEdit>)| {
+            since(now, edit.time).is_none_or(|waited| waited >= EXPIRY)
         };
         self.pending
             .iter()
@@ -84,11 +83,11 @@ impl EditHistory {
     fn beyond_budget(&self) -> usize {
         let Some(mut excess) = self.excess() else { return 0 };
         let mut count = 0;
-        for (_, version) in &self.pending {
+        for (_, edit) in &self.pending {
             if excess == 0 {
                 break;
             }
-            excess = excess.saturating_sub(cost_of(version));
+            excess = excess.saturating_sub(cost_of(edit));
             count += 1;
         }
         count

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use super::{ActiveEdit, EditHistory, MAX_EXTENTS, PRUNE_ACTIVE};
 use crate::error::FsResult;
 use crate::fs::{Core, Extents, Found, Fs, State};
-use crate::store::edits_log::{Content, EditsLogRecord, How, Version};
+use crate::store::edits_log::{Content, EditsLogRecord, How, LoggedEdit};
 use crate::tree::Node;
 use crate::types::{ByteRange, FileKind, Ino, LayerId, Name, Timestamp, TreePath};
 
@@ -90,11 +90,11 @@ impl EditHistory {
         how: How,
         content: Option<Arc<Content>>,
     ) {
-        let version = Version { time: self.now(), how, content };
+        let edit = LoggedEdit { time: self.now(), how, content };
         self.append(&EditsLogRecord::Kept(
-            paths.into_iter().map(|path| (path, version.clone())).collect(),
+            paths.into_iter().map(|path| (path, edit.clone())).collect(),
         ));
-        self.last_edit = version.time;
+        self.last_edit = edit.time;
         if let Some(notice) = &self.notice {
             notice();
         }
@@ -208,8 +208,8 @@ impl Core {
         // old name again soon.
         self.pin(&content);
         let Some(history) = &mut self.edits else { return };
-        let version = Version { time: now, how: How::Moved, content: Some(content) };
-        history.add_pending(from.clone(), version);
+        let edit = LoggedEdit { time: now, how: How::Moved, content: Some(content) };
+        history.add_pending(from.clone(), edit);
         self.drop_expired_pending();
     }
 
@@ -265,9 +265,10 @@ impl Fs {
             return;
         };
         let time = history.now();
-        let of =
-            |(path, content)| (path, Version { time, how: How::Restored, content: Some(content) });
-        let saved: Vec<(TreePath, Version)> = saved.into_iter().map(of).collect();
+        let of = |(path, content)| {
+            (path, LoggedEdit { time, how: How::Restored, content: Some(content) })
+        };
+        let saved: Vec<(TreePath, LoggedEdit)> = saved.into_iter().map(of).collect();
         history.append(&EditsLogRecord::Kept(saved));
         history.last_edit = time;
         if let Some(notice) = &history.notice {

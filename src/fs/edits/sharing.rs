@@ -154,7 +154,7 @@ impl Fs {
         let _guard = self.read_guard();
         let Some((entries, live)) = self.edits_and_file(path) else { return Ok(()) };
         let mut contents: Vec<Option<Arc<Content>>> =
-            entries.iter().map(|entry| entry.version.content.clone()).chain([live]).collect();
+            entries.iter().map(|entry| entry.edit.content.clone()).chain([live]).collect();
         let mut left = MAX_COMPARED;
         // The newest first: all older contents are then compared with one that already shares.
         for at in (0..entries.len()).rev() {
@@ -191,7 +191,7 @@ impl Fs {
     fn recount(&self, path: &TreePath) {
         let Some((entries, live)) = self.edits_and_file(path) else { return };
         let contents: Vec<Option<Arc<Content>>> =
-            entries.iter().map(|entry| entry.version.content.clone()).chain([live]).collect();
+            entries.iter().map(|entry| entry.edit.content.clone()).chain([live]).collect();
         let mut core = self.core();
         let Some(history) = &mut core.edits else { return };
         for (at, entry) in entries.iter().enumerate() {
@@ -219,16 +219,15 @@ impl EditHistory {
         next: Option<&Arc<Content>>,
     ) {
         let Some(list) = self.by_path.get(path) else { return };
-        let is_it = |entry: &Entry| {
-            entry.number == was.number && entry.version.content == was.version.content
-        };
+        let is_it =
+            |entry: &Entry| entry.number == was.number && entry.edit.content == was.edit.content;
         let Some(at) = list.entries.iter().position(is_it) else { return };
         // An undo made this the current content. A step recognizes it by its extents, so they stay
         // until the file is edited. It is compared again then.
         if list.undone_to == Some(was.number) {
             return;
         }
-        let (Some(content), Some(old)) = (content, &was.version.content) else { return };
+        let (Some(content), Some(old)) = (content, &was.edit.content) else { return };
         if content.extents != old.extents {
             let before = pool_bytes(old);
             self.garbage =

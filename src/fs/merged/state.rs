@@ -6,7 +6,7 @@
 use std::fs::File;
 use std::sync::Arc;
 
-use crate::base::{BaseStat, DirLookup};
+use crate::base::{BaseStat, DirLookup, require_file};
 use crate::error::{FsError, FsResult};
 use crate::fs::merged::attr::Attr;
 use crate::fs::merged::extent_reader::{HostExtent, Storage};
@@ -468,7 +468,7 @@ impl State {
         node: &LowerNode,
         range: ByteRange,
     ) -> FsResult<Vec<HostExtent>> {
-        check_file(node.kind())?;
+        require_file(node.kind())?;
         self.lower.check_not_hidden(path)?;
         match node {
             LowerNode::Base(stat) => {
@@ -495,7 +495,7 @@ impl State {
         scratch: Option<&Arc<File>>,
     ) -> FsResult<Vec<HostExtent>> {
         let node = tree.node(ino).ok_or(FsError::NotFound)?;
-        check_file(node.kind())?;
+        require_file(node.kind())?;
         let Body::File { origin, .. } = &node.body else { return Err(FsError::Invalid) };
         // This also refuses a file that was written before it was hidden, because copy-up filled
         // its blocks with hidden bytes.
@@ -539,17 +539,5 @@ impl State {
         let guard = self.lower.reading();
         let plan = ReadPlan::new(self.plan(found, range)?, Arc::clone(&self.lower), guard);
         Ok(plan.read(false)?.unwrap_or_default())
-    }
-}
-
-fn check_file(kind: FileKind) -> FsResult<()> {
-    match kind {
-        FileKind::File => Ok(()),
-        FileKind::Dir => Err(FsError::IsADirectory),
-        FileKind::Symlink
-        | FileKind::Fifo
-        | FileKind::Socket
-        | FileKind::Char
-        | FileKind::Block => Err(FsError::Invalid),
     }
 }

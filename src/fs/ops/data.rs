@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use crate::base::require_file;
 use crate::error::{FsError, FsResult};
 use crate::fs::edits::Touch;
 use crate::fs::merged::data_ranges::{Plan, first_data};
@@ -14,7 +15,7 @@ use crate::fs::{Core, Fs, MAX_FILE_SIZE, Need, State, Target};
 use crate::store::Store;
 use crate::sys::clock;
 use crate::tree::{Edit, Meta, Tree};
-use crate::types::{ByteRange, FileKind, NodeId};
+use crate::types::{ByteRange, NodeId};
 
 /// Modes of fallocate(2).
 const KEEP_SIZE: i32 = 1;
@@ -349,15 +350,7 @@ impl Core {
     /// Checks that the content of a node may change, and keeps what the edit history needs of it.
     pub(super) fn begin_change(&mut self, file: Writable, touch: Touch) -> FsResult<()> {
         let node = self.tree_of(file).node(file.key).ok_or(FsError::Invalid)?;
-        match node.kind() {
-            FileKind::File => {}
-            FileKind::Dir => return Err(FsError::IsADirectory),
-            FileKind::Symlink
-            | FileKind::Fifo
-            | FileKind::Socket
-            | FileKind::Char
-            | FileKind::Block => return Err(FsError::Invalid),
-        }
+        require_file(node.kind())?;
         // The caller could not read what it replaces.
         if self.hides_node(node) {
             return Err(FsError::AccessDenied);

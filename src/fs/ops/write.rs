@@ -5,7 +5,7 @@
 //! first byte that is written to a large base file costs one block, and no sealed state can change.
 //!
 //! Always true:
-//! * Addresses to which a version of the edit history refers are never overwritten.
+//! * Addresses to which an edit of the edit history refers are never overwritten.
 //! * Staging changes nothing that a reader can see, except where it overwrites in place.
 
 use std::sync::Arc;
@@ -129,7 +129,7 @@ impl Core {
         runs
     }
 
-    /// Cuts a range that the upper layer owns at the addresses that are pinned by a version.
+    /// Cuts a range that the upper layer owns at the addresses that are pinned by an edit.
     fn cut_owned(&self, runs: &mut Vec<Run>, range: ByteRange, offset: u64, layer: LayerId) {
         let end = offset + range.len();
         let in_file = |from: u64, to: u64| ByteRange {

@@ -22,7 +22,7 @@ pub enum Need {
     Less,
 }
 
-/// What came of an attempt to make space.
+/// The result of an attempt to make space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Reclaimed {
     Space,

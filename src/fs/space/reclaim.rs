@@ -1,7 +1,7 @@
 //! The component of [`Fs`] that orders readers of states and those that free space.
 //!
-//! Always true: as long as a read guard lives, no state of any head loses its content, because space
-//! is freed only under the exclusive guard. All heads of a store share one lock for that.
+//! Always true: as long as a read guard lives, no state of any head loses its content, because
+//! space is freed only under the exclusive guard. All heads of a store share one lock for that.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

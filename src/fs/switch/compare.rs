@@ -10,7 +10,7 @@ use crate::fs::{Attr, Found, State};
 use crate::tree::{Body, Dentry, Origin, Source, Tree};
 use crate::types::{FileKind, Ino, Name, TreePath};
 
-/// What a switch makes of a held node.
+/// The fate of a held node in a switch.
 pub(super) enum Fate {
     /// It keeps its id; where it is in the state after.
     Kept(Found),

@@ -35,7 +35,7 @@ struct NewOrphan {
     record: Option<(Arc<Node>, Extents)>,
 }
 
-/// What a switch changes of the held nodes and of the kernel's caches.
+/// The changes that a switch makes to the held nodes and to the kernel's caches.
 #[derive(Default)]
 struct SwitchPlan {
     orphans: Vec<NewOrphan>,
@@ -123,7 +123,7 @@ impl Core {
         Ok(plan)
     }
 
-    /// What becomes of the held nodes among `affected`, or of all held nodes.
+    /// The fates of the held nodes among `affected`, or of all held nodes.
     fn fates(
         &self,
         compare: &mut Comparison<'_>,
@@ -284,7 +284,8 @@ impl Core {
 }
 
 impl SwitchPlan {
-    /// What the kernel caches and has to invalidate. `id_of` gives the id of a held directory.
+    /// The cached names, attributes and pages that the kernel must invalidate. `id_of` gives the id
+    /// of a held directory.
     fn into_invalidations(mut self, id_of: impl Fn(Ino) -> Option<NodeId>) -> Invalidations {
         self.names.sort_unstable();
         let dirs: BTreeMap<Ino, NodeId> = self

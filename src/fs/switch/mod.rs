@@ -25,7 +25,7 @@ use crate::fs::{Fs, State};
 use crate::store::layer::Upper;
 use crate::types::{Name, NodeId};
 
-/// What the kernel caches and must be invalidated after a switch, without any lock held.
+/// Cached names, attributes and pages to invalidate after a switch, without any lock held.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Invalidations {
     /// Names that stand for another node now, or for none.
@@ -41,7 +41,7 @@ pub struct Invalidations {
 
 /// The result of a switch.
 pub struct Switched {
-    /// What the kernel must invalidate.
+    /// The kernel must invalidate these.
     pub invalidations: Invalidations,
     /// The upper layer before the switch.
     pub layer: Upper,

@@ -20,7 +20,7 @@ pub enum Rebasing {
 
 /// The head is over the new base, with the same tree.
 pub struct Rebased {
-    /// What the kernel must invalidate.
+    /// The kernel must invalidate these.
     pub invalidations: Invalidations,
     /// The state before.
     pub from: State,

@@ -3,8 +3,8 @@
 //! Always true:
 //! * Changes go to the next layer before the seal of the present one begins, so programs do not
 //!   wait for it.
-//! * A layer whose seal failed is kept, and sealed before the next sync or seal succeeds. What lies
-//!   above it is worth nothing without it.
+//! * A layer whose seal failed is kept, and sealed before the next sync or seal succeeds. The
+//!   layers above it are useless without it.
 
 use crate::error::{FsResult, Result};
 use crate::fs::edits::{EditHistory, LogMark};

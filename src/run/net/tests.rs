@@ -365,7 +365,11 @@ fn socks_is_judged_by_the_same_list() {
             "{refusals:?}"
         );
     }
-    // A client that offers only a password.
+}
+
+#[test]
+fn a_socks_client_that_offers_only_a_password_is_refused() {
+    let origin = Origin::start();
     let answer = bench("localhost:PORT", &origin).send([5, 1, 2]);
     assert!(
         answer.starts_with('\u{5}') && answer.len() > 1 && !answer.contains('\0'),

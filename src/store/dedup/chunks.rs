@@ -253,16 +253,15 @@ mod tests {
         Chunk { tag, layer: LayerId(n as u32 % 1000 + 1), offset: n * 3 }
     }
 
+    fn new_store(dir: &tempfile::TempDir) -> Store {
+        let options = StoreOptions { volatile: true, ..StoreOptions::default() };
+        Store::create(dir.path(), b"/", (0, 0), options).unwrap()
+    }
+
     #[test]
     fn an_added_chunk_is_still_found_after_the_table_has_grown() {
         let dir = tempfile::tempdir().unwrap();
-        let store = Store::create(
-            dir.path(),
-            b"/",
-            (0, 0),
-            StoreOptions { volatile: true, ..StoreOptions::default() },
-        )
-        .unwrap();
+        let store = new_store(&dir);
         let mut table = store.chunk_table().unwrap();
         assert_eq!(table.find(5).unwrap(), []);
         for part in 0..10 {
@@ -284,13 +283,7 @@ mod tests {
     #[test]
     fn a_full_bucket_replaces_entries_and_an_invalid_table_is_started_anew() {
         let dir = tempfile::tempdir().unwrap();
-        let store = Store::create(
-            dir.path(),
-            b"/",
-            (0, 0),
-            StoreOptions { volatile: true, ..StoreOptions::default() },
-        )
-        .unwrap();
+        let store = new_store(&dir);
         let mut table = store.chunk_table().unwrap();
         let same = |n: u64| Chunk { tag: 77, layer: LayerId(1), offset: n };
         store.add_chunks(&mut table, (0..190).map(same).collect()).unwrap();

@@ -58,7 +58,7 @@ pub struct Matches {
     chunks: Vec<Chunk>,
 }
 
-/// What to search for.
+/// The content to search for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Search {
     /// Find matches, and add chunks to the table for later searches.

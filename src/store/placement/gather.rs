@@ -390,8 +390,8 @@ fn redirect(remap: &Remap, moves: &Moves, own: Option<&Remap>) -> Remap {
         };
         let mut at = run.start;
         for range in copies.locate(run.layer, run.target()) {
-            // What was not copied was a hole in the source. No state needs it, and it reads as
-            // zeros without a run, too.
+            // A range that was not copied was a hole in the source. No state needs it, and it
+            // reads as zeros without a run, too.
             if range.layer != run.layer {
                 let (layer, offset) = (range.layer, range.offset);
                 runs.push(Run { start: at, end: at + range.len, layer, offset });

@@ -37,7 +37,7 @@ pub(in crate::timeline) struct DoubtfulPaths {
     pub(in crate::timeline) lost: BTreeSet<TreePath>,
 }
 
-/// Whose work a node of the base is.
+/// The program that made a node of the base.
 #[derive(PartialEq, Eq)]
 enum Provenance {
     /// It is the pre-image, or the apply wrote it.

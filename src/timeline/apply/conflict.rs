@@ -106,7 +106,7 @@ impl Timeline {
     }
 }
 
-/// What the tree expects the base to have at a path.
+/// The node that the tree expects the base to have at a path.
 enum Expected {
     Nothing,
     Print(Fingerprint),

@@ -13,7 +13,7 @@ use crate::types::{Timestamp, TreePath};
 /// longer one (path_resolution(7), PATH_MAX).
 const LONGEST_PATH: usize = 4095;
 
-/// What an apply would do.
+/// The changes that an apply would make.
 pub struct Plan {
     /// The base as it is.
     pub from: State,
@@ -31,7 +31,7 @@ pub struct Plan {
     pub is_rollback: bool,
 }
 
-/// What the base did not keep of a file that an apply wrote, replaced or removed.
+/// A property of a file that the base did not keep when an apply wrote, replaced or removed it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NotKept {
     /// The filesystem of the base cannot hold this modification time.

@@ -58,7 +58,7 @@ pub(in crate::timeline) fn record(
         if let (Some(stat), Some(ino)) = (&stat, written.inos.get(path)) {
             ids.name(stat.dev, stat.ino, *ino)?;
         }
-        // What another program put there is a conflict of the next apply.
+        // A node that another program put there is a conflict of the next apply.
         let is_known =
             !foreign.contains(path) || stat.as_ref().is_some_and(|s| s.kind == FileKind::Dir);
         let print = if is_known { stat.map(|s| s.fingerprint()) } else { Some(UNKNOWN) };

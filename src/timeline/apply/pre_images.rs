@@ -19,7 +19,7 @@ use crate::timeline::diff::{PathChange, What};
 use crate::tree::{Body, Origin, Source};
 use crate::types::{FileKind, Fingerprint, Ino, TreePath};
 
-/// What the base has at each touched path; none where it has nothing.
+/// The node of the base at each touched path; none where it has nothing.
 pub(in crate::timeline) type Images = Vec<(TreePath, Option<PreNode>)>;
 
 /// Where the bytes of a touched file are kept.

@@ -1,7 +1,7 @@
 //! Rolls back an apply that failed or was interrupted: makes the base equal to the pre-images.
 //!
-//! * What another program wrote to the base meanwhile is left as it is and reported. It is a
-//!   conflict of the next apply.
+//! * Changes that another program made to the base meanwhile are kept and reported. They are
+//!   conflicts of the next apply.
 //! * A path that cannot be rolled back does not keep the others from it. If its obstacle can go
 //!   away, as a read-only base, a full disk or a missing right can, the rollback stays
 //!   *unfinished*: the layer is not sealed, readers still see the pre-images, and the rollback is
@@ -39,7 +39,7 @@ pub(in crate::timeline) const ROLLED_BACK: &str = "taken back";
 /// single path.
 pub(in crate::timeline) type Remaining = Vec<(TreePath, String)>;
 
-/// What a rollback resulted in.
+/// The result of a rollback.
 pub(in crate::timeline) enum Rollback {
     /// It ended. The images as the base has them since, and a description of the paths that are not
     /// as they were before the apply.
@@ -152,7 +152,7 @@ fn remaining(base: &Base, failed: &Failures) -> Option<Remaining> {
     let mut may_succeed = false;
     let mut remaining = Remaining::new();
     for (path, error) in failed {
-        // What another program changed is never rolled back, whatever else is in the way.
+        // A change of another program is never rolled back, whatever else is in the way.
         let is_drift = matches!(error, FsError::Drift(_));
         let obstacle = is_read_only.or_else(|| obstacle_at(base, path)).filter(|_| !is_drift);
         let is_refused = matches!(error, FsError::NotPermitted) && has_rights;
@@ -172,7 +172,7 @@ fn may_change_owners() -> bool {
     capabilities::effective().is_ok_and(|have| have & NEEDED == NEEDED)
 }
 
-/// What prevents a change at a path and can be removed by the user.
+/// An obstacle to a change at a path that the user can remove.
 fn obstacle_at(base: &Base, path: &TreePath) -> Option<Obstacle> {
     let in_dir = path.split().and_then(|(dir, _)| base.obstacle_in(&dir).ok().flatten());
     in_dir.or_else(|| base.obstacle_to_remove(path).ok().flatten())
@@ -337,8 +337,8 @@ fn removed(changes: &[PathChange]) -> impl Iterator<Item = &TreePath> {
     changes.iter().filter(|c| matches!(c.what, What::Deleted | What::Type)).map(|c| &c.path)
 }
 
-/// The paths, and their directories, at which another filesystem is mounted. What the base has
-/// there cannot be reached.
+/// The paths, and their directories, at which another filesystem is mounted. The base's own
+/// nodes there cannot be reached.
 fn mounted(base: &Base, paths: &BTreeSet<TreePath>) -> FsResult<BTreeSet<TreePath>> {
     let (mut seen, mut mounted) = (BTreeSet::new(), BTreeSet::new());
     for path in paths {

@@ -46,8 +46,8 @@ impl Timeline {
     /// Returns the epoch that this begins.
     ///
     /// # Errors
-    /// What keeps the plan from being written; the base is then as it was before. An error that
-    /// says so if it could not be rolled back.
+    /// Fails if the plan cannot be written; the base is then as it was before. The error says so if
+    /// the base could not be rolled back.
     pub(in crate::timeline) fn write_plan(&self, plan: &mut Plan) -> Result<Epoch> {
         preflight::check(self.base(), plan)?;
         self.was_rolled_back.store(false, Ordering::SeqCst);

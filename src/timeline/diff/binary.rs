@@ -5,10 +5,10 @@
 //! index OLD..NEW[ MODE]        the full names of both blobs, or git refuses the patch
 //! GIT binary patch
 //! literal SIZE                 of the new content, not deflated
-//! LINES                        a length (A-Z for 1-26, a-z for 27-52) and up to 52 deflated bytes
-//! in base 85
+//! LINES                        a length (A-Z for 1-26, a-z for 27-52) and up to 52 deflated bytes,
+//!                              in base 85
 //!                              an empty line
-//! literal SIZE                 the old content in the same way, for who takes the patch back
+//! literal SIZE                 the old content in the same way, to reverse the patch
 //! LINES
 //!                              an empty line
 //! ```

@@ -56,9 +56,9 @@ pub struct PathChange {
     pub old_path: Option<TreePath>,
     /// How it differs.
     pub what: What,
-    /// What stands there in the older state.
+    /// The node there in the older state.
     pub old: Found,
-    /// What stands there in the newer state.
+    /// The node there in the newer state.
     pub new: Found,
 }
 
@@ -175,7 +175,7 @@ enum Tells {
     Others,
 }
 
-/// What differs between two states, one change at a time, sorted by path.
+/// The differences between two states, one change at a time, sorted by path.
 ///
 /// Always true: it holds the directories from the root to where it stands, and one path. So its
 /// memory grows with the size of those directories and the number of renames, not with the number

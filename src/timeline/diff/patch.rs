@@ -9,14 +9,14 @@ use crate::timeline::diff::{PathChange, What};
 use crate::tree::{Body, Node};
 use crate::types::{ByteRange, FileKind, TreePath};
 
-/// Of larger files it is only said that they differ: a patch of more is not read by anybody.
+/// The patch of a larger file says only that the file differs. Larger patches are useless.
 const LARGEST_TEXT: u64 = 64 << 20;
 /// Lines around a change.
 const CONTEXT: usize = 3;
 /// As git: a NUL in the first bytes makes a file binary.
 const LOOKED_AT: u64 = 8000;
 
-/// What is wanted of a change.
+/// The parts of a change that the caller wants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wanted {
     /// The number of lines.
@@ -52,10 +52,11 @@ impl Side {
     }
 }
 
-/// The patch of one change; none for a change that a patch cannot say (a directory, a fifo, times).
+/// The patch of one change; none for a change that a patch cannot express (a directory, a fifo,
+/// times).
 ///
 /// # Errors
-/// What the base answers.
+/// Fails if the base cannot be read.
 pub fn text_of(
     old_state: &State,
     new_state: &State,
@@ -88,7 +89,7 @@ fn side(state: &State, found: &Found, wanted: Wanted) -> FsResult<Side> {
     Ok(match attr.kind {
         FileKind::File => {
             let mode = if attr.meta.mode & 0o100 == 0 { 0o100_644 } else { 0o100_755 };
-            // What is hidden is told like what is too large: it differs.
+            // A hidden file is reported like one that is too large: it differs.
             if attr.size > LARGEST_TEXT || state.is_hidden(found) {
                 Side { exists: true, mode, binary: true, is_too_large: true, ..Side::nothing() }
             } else {
@@ -321,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn who_wants_the_number_of_lines_gets_no_patch() {
+    fn a_caller_that_wants_only_line_counts_gets_no_patch() {
         let path = TreePath::parse(b"a").unwrap();
         let side = |content: &[u8]| {
             let binary = content.contains(&0);

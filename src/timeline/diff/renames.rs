@@ -116,7 +116,7 @@ impl Renames {
 #[derive(Default)]
 struct SamePath(HashMap<Ino, AtPath>);
 
-/// What stands at the path of a directory in the other state.
+/// The node at the path of a directory in the other state.
 enum AtPath {
     /// The directory has no path: no name leads to it.
     NoPath,

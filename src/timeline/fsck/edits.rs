@@ -84,9 +84,9 @@ impl Checker {
         let known = EditHistories::of(recorded);
         let mut pools: BTreeMap<LayerId, Option<u64>> = BTreeMap::new();
         let (mut places, mut referred) = (Vec::new(), Referred::new());
-        for (path, number, record, version) in known.all() {
-            self.report.versions += 1;
-            let Some(content) = &version.content else { continue };
+        for (path, number, record, edit) in known.all() {
+            self.report.edits += 1;
+            let Some(content) = &edit.content else { continue };
             let offset = recorded.start_of(record);
             let place = EntryPlace { file: file.to_owned(), offset, path: path.clone(), number };
             for layer in content.extents.iter().filter_map(|(_, source)| layer_of(*source)) {

@@ -105,7 +105,7 @@ pub struct Report {
     /// The faults in the edit history.
     pub warnings: Vec<Warning>,
     /// The number of entries in the edit history.
-    pub versions: u64,
+    pub edits: u64,
     /// The number of layers.
     pub layers: u64,
     /// The number of records in journals.

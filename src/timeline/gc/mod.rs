@@ -39,7 +39,7 @@ use crate::types::{ByteRange, Epoch, LayerId, Timestamp};
 /// Records of the operation log that are kept, at least, even if their states are gone.
 const OPERATIONS: usize = 1000;
 
-/// What a collection keeps, besides what it always keeps.
+/// The states that a collection keeps in addition to those that it always keeps.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Keep {
     /// The number of latest operations whose states are kept.
@@ -253,7 +253,7 @@ impl Common {
                 head.fs.sync().attempt(|| "gc: sync")?;
             }
         }
-        // What a head needs whose record cannot be read is not known.
+        // The needs of a head whose record cannot be read are unknown.
         self.store.head_records().map_err(|error| error.during("gc"))?;
         let mut unwritten = self.unwritten_layers()?;
         unwritten.extend(self.layers_of_dropped_heads());
@@ -294,12 +294,8 @@ impl Common {
             self.empty_pre_images(&pre_images)?;
             self.thin_remaps(&refs)?;
             if !self.store.wait_for_read_epochs() {
-                return Err(Error::new(
-                    Kind::InUse,
-                    "gc",
-                    "timed out waiting for readers; some unused space was not freed",
-                )
-                .hint("run 'jailfs gc' again"));
+                let reason = "timed out waiting for readers; some unused space was not freed";
+                return Err(Error::new(Kind::InUse, "gc", reason).hint("run 'jailfs gc' again"));
             }
         }
         Ok(bytes + self.sweep(&refs, &live, dry_run)?)

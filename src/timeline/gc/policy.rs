@@ -31,7 +31,7 @@ const PLENTY: u64 = 1 << 30;
 /// The kernel is asked to drop single nodes of a state only if it holds at most so many of them.
 const MAX_NAMES: usize = 2000;
 
-/// What a collection in the background keeps.
+/// The states that a collection in the background keeps.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Policy {
     /// The number of latest operations whose states are kept.

@@ -26,7 +26,7 @@ use crate::timeline::mounts::Mounts;
 use crate::timeline::{Target, Timeline, verb_text};
 use crate::types::{LayerId, TreePath};
 
-/// What a restore did.
+/// The result of a restore.
 pub struct RestoreOutcome {
     /// The layer that the restore sealed with the state before it; none if that state was sealed
     /// already.
@@ -41,7 +41,7 @@ pub struct RestoreOutcome {
 /// Receives each path that a restore changed, with the state before and the state after it.
 pub type ChangeSink<'a> = &'a mut dyn FnMut(&State, &State, PathChange) -> Result<()>;
 
-/// What the switch to another state left behind.
+/// The result of the switch to another state.
 struct HeadSwitch {
     /// The state that was shown until the switch.
     from: State,

@@ -82,10 +82,10 @@ impl Fs {
         let Some(list) = history.by_path.get(path) else { return Vec::new() };
         let info = |entry: &Entry| EditInfo {
             number: entry.number,
-            time: entry.version.time,
-            how: entry.version.how,
+            time: entry.edit.time,
+            how: entry.edit.how,
             file: entry
-                .version
+                .edit
                 .content
                 .as_ref()
                 .map(|content| (content.node.size(), content.node.meta)),
@@ -101,7 +101,7 @@ impl Fs {
         let content = {
             let core = self.core();
             let list = core.edits.as_ref()?.by_path.get(path)?;
-            list.entries.iter().find(|entry| entry.number == number)?.version.content.clone()?
+            list.entries.iter().find(|entry| entry.number == number)?.edit.content.clone()?
         };
         Some(state_of(self, &content))
     }
@@ -293,14 +293,14 @@ impl EditHistory {
 
     /// The contents of all edits and pending backups.
     pub(in crate::fs) fn contents(&self) -> impl Iterator<Item = Arc<Content>> {
-        let pending = self.pending.iter().filter_map(|(_, version)| version.content.clone());
+        let pending = self.pending.iter().filter_map(|(_, edit)| edit.content.clone());
         self.histories.contents().chain(pending)
     }
 
     /// By path, the newest edit that refers to the base before an epoch.
     fn before(&self, epoch: Epoch) -> Vec<(TreePath, u32)> {
         let is_old = |entry: &&Entry| {
-            entry.version.content.as_ref().is_some_and(|content| {
+            entry.edit.content.as_ref().is_some_and(|content| {
                 content.epoch < epoch && content.extents.iter().any(|(_, source)| source.is_base())
             })
         };
@@ -330,11 +330,11 @@ impl Core {
         let Some(list) = history.by_path.get(path) else { return Err(StepError::Only(0)) };
         let place = |number: u32| list.entries.iter().position(|entry| entry.number == number);
         let shown = list.undone_to.and_then(place).filter(|at| {
-            let shown = list.entries.get(*at).and_then(|entry| entry.version.content.as_ref());
+            let shown = list.entries.get(*at).and_then(|entry| entry.edit.content.as_ref());
             same_bytes(shown, live.as_ref())
         });
         let count = list.entries.len();
-        let last = list.entries.back().and_then(|entry| entry.version.content.as_ref());
+        let last = list.entries.back().and_then(|entry| entry.edit.content.as_ref());
         let is_last = list.undone_to.is_none() && same_bytes(last, live.as_ref());
         let (at, goal) = match step {
             Step::Undo(by) => {
@@ -354,7 +354,7 @@ impl Core {
         let Some(entry) = list.entries.get(goal) else { return Err(StepError::Only(0)) };
         let is_top = shown.is_some() && goal + 1 == count;
         let number = (!is_top).then_some(entry.number);
-        let wanted = Wanted { from: live.clone(), content: entry.version.content.clone(), number };
+        let wanted = Wanted { from: live.clone(), content: entry.edit.content.clone(), number };
         if shown.is_none() {
             self.save_top(path, live);
         }
@@ -381,7 +381,7 @@ impl Core {
         let mut entries = entries.into_iter().flat_map(|list| &list.entries);
         let entry = entries.find(|entry| Some(entry.number) == wanted.number);
         let is_it = |now: &&Arc<Content>| now.node == content.node;
-        let now = entry.and_then(|entry| entry.version.content.as_ref()).filter(is_it);
+        let now = entry.and_then(|entry| entry.edit.content.as_ref()).filter(is_it);
         Some(Arc::clone(now.unwrap_or(content)))
     }
 

@@ -119,7 +119,7 @@ fn an_undo_installs_an_edit_whose_extents_changed_meanwhile() {
 fn bytes_that_a_file_refers_to_twice_are_not_overwritten_in_place() {
     let place = Place::new();
     place.put(&"0123456789abcdef".repeat(512));
-    place.fs.set_edit_bounds(Bounds { versions: 0, ..Bounds::default() });
+    place.fs.set_edit_bounds(Bounds { edits: 0, ..Bounds::default() });
     let ino = place.fs.getattr(place.file).unwrap().ino;
     let layer = place.fs.upper_layer();
     let (_, first) = place.fs.core().tree.extents(ino).next().unwrap();

@@ -50,7 +50,7 @@ impl Timeline {
         let onto = Target { layer: None, epoch };
         let mut rebased = RebasedState::new(self.state_of(sealed)?, self.state_of(onto)?);
         let (mut next, previous) =
-            self.publish_layer(OpVerb::Apply, onto, LayerKind::Lands(self.fs.upper_layer()))?;
+            self.publish_layer(OpVerb::Apply, onto, LayerKind::Rebased(self.fs.upper_layer()))?;
         let mut why = "programs write faster than jailfs can catch up".to_owned();
         for _ in 0..ROUNDS {
             match self.catch_up_and_switch(&mut rebased, next) {
@@ -59,7 +59,7 @@ impl Timeline {
                 }
                 Ok(Rebasing::Moved(upper)) => next = upper,
                 Err(error) if leaves_head(&error) => {
-                    why = error.to_string();
+                    why = describe(&error);
                     break;
                 }
                 Err(error) => {
@@ -101,6 +101,18 @@ impl Timeline {
             .and(sealed)
             .and(synced)
             .map_err(|error| error.after("apply was done"))
+    }
+}
+
+/// Says why the head cannot be rebased.
+fn describe(error: &FsError) -> String {
+    match error {
+        FsError::Stale => {
+            "a file changed of which a hard link was never looked up in the tree, and \
+                           finding it takes a scan of the base"
+                .to_owned()
+        }
+        error => error.to_string(),
     }
 }
 

@@ -28,12 +28,12 @@ use crate::timeline::diff::{PathChange, What};
 use crate::tree::Node;
 use crate::types::{FileKind, Fingerprint, Ino, Name, Timestamp, TreePath};
 
-/// What writing the base resulted in.
+/// The result of writing the base.
 #[derive(Default)]
 pub(in crate::timeline) struct WriteOutcome {
     /// The inode number of each node that was written or kept.
     pub(in crate::timeline) inos: BTreeMap<TreePath, Ino>,
-    /// What stood at each touched path at the end. Only filled where the path may become
+    /// The node at each touched path at the end. Only filled where the path may become
     /// inaccessible to us.
     seen: BTreeMap<TreePath, Option<BaseStat>>,
     /// Times that the filesystem of the base could not hold: the wanted one, and the one that it
@@ -44,8 +44,8 @@ pub(in crate::timeline) struct WriteOutcome {
 }
 
 impl WriteOutcome {
-    /// What stands at a path of the base now. If the write left its directory without access for
-    /// us, this is what stood there before.
+    /// The node at a path of the base now. If the write left its directory without access for us,
+    /// this is the node that was there before.
     pub(in crate::timeline) fn stat(
         &self,
         base: &Base,

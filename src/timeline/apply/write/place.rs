@@ -281,7 +281,8 @@ impl<'a> StateWriter<'a> {
     }
 }
 
-/// What a change finds at its path when it is placed. A node of another kind was removed before.
+/// The node that a change finds at its path when it is placed. A node of another kind was removed
+/// before.
 fn planned(change: &PathChange) -> &Found {
     if change.what == What::Type { &Found::Nothing(None) } else { &change.old }
 }

@@ -29,7 +29,7 @@ fn a_link_is_answered_when_the_new_parent_directory_is_unlocked() {
         let end = Instant::now() + Duration::from_secs(60);
         while !waits_in_the_kernel(live.pid()) {
             assert!(!answered.load(Ordering::SeqCst), "answered while the directory was locked");
-            assert!(Instant::now() < end, "nobody waits for the lock");
+            assert!(Instant::now() < end, "no thread waits for the lock");
         }
         assert!(!answered.load(Ordering::SeqCst), "answered while the directory was locked");
         drop(opening);

@@ -8,10 +8,10 @@
     clippy::unwrap_used,
     clippy::panic,
     clippy::indexing_slicing,
-    reason = "a failure is what a test is for"
+    reason = "a test fails by panicking"
 )]
 
-#[expect(dead_code, reason = "other tests need more of it")]
+#[expect(dead_code, reason = "other tests use the rest of it")]
 #[path = "power/disk.rs"]
 mod disk;
 
@@ -70,7 +70,8 @@ fn prepare(dir: &Path) -> Arc<Sandbox> {
 fn prepare_with(dir: &Path, volatile: bool) -> Arc<Sandbox> {
     let base = dir.join("base");
     std::fs::create_dir_all(base.join("dir/below")).unwrap();
-    for file in ["old", "gone", "dir/kept", "dir/below/deep"] {
+    std::fs::create_dir(base.join("left")).unwrap();
+    for file in ["old", "gone", "dir/kept", "dir/below/deep", "left/inside"] {
         std::fs::write(base.join(file), "of the base").unwrap();
     }
     let options = StoreOptions { volatile, ..StoreOptions::default() };
@@ -88,6 +89,11 @@ fn meanwhile(fs: &Fs) {
     fs.rename(NodeId::ROOT, &name("dir"), NodeId::ROOT, &name("moved"), RenameMode::Replace, 0)
         .unwrap();
     fs.write(find(fs, "moved/kept").unwrap(), 0, b"IN", false).unwrap();
+    // The tree then has no name that tells where the file was in the base.
+    let left = find(fs, "left").unwrap();
+    fs.rename(left, &name("inside"), NodeId::ROOT, &name("outside"), RenameMode::Replace, 0)
+        .unwrap();
+    fs.rmdir(NodeId::ROOT, &name("left")).unwrap();
 }
 
 /// Everything visible after that.
@@ -100,6 +106,8 @@ fn check(fs: &Fs, when: &str) {
         ("dir", None),
         ("moved/kept", Some("IN the base")),
         ("moved/below/deep", Some("of the base")),
+        ("outside", Some("of the base")),
+        ("left", None),
     ];
     for (path, text) in wanted {
         assert_eq!(get(fs, path).as_deref(), text, "{when}: {path}");
@@ -194,7 +202,7 @@ fn copy(from: &Path, to: &Path) {
 fn writes_while_an_apply_rebases_the_head_survive_a_kill() {
     let _exclusive = LISTENER.lock();
     let layers = layers_of_an_apply();
-    let (mut kills, mut landed, mut moments, mut moment) = (0, 0, 1, 0);
+    let (mut kills, mut rebased, mut moments, mut moment) = (0, 0, 1, 0);
     while moment < moments {
         let dir = tempfile::tempdir().unwrap();
         let sandbox = prepare(dir.path());
@@ -225,7 +233,7 @@ fn writes_while_an_apply_rebases_the_head_survive_a_kill() {
             done.epoch,
             "{when}: the head is over the old base"
         );
-        landed += 1;
+        rebased += 1;
         for store in left.lock().unwrap().iter() {
             let when = format!("{when}, {}", store.display());
             let opened = Sandbox::open(store).unwrap();
@@ -239,14 +247,14 @@ fn writes_while_an_apply_rebases_the_head_survive_a_kill() {
         moment += 1;
     }
     assert!(moments > 5 && kills > moments, "only {moments} moments");
-    eprintln!("{kills} kills at {moments} moments, landed {landed} times");
+    eprintln!("{kills} kills at {moments} moments, rebased {rebased} times");
 }
 
 /// A kernel that records the names that are invalidated.
 #[derive(Default)]
-struct Told(Mutex<BTreeSet<(NodeId, Name)>>);
+struct Invalidated(Mutex<BTreeSet<(NodeId, Name)>>);
 
-impl Kernel for Told {
+impl Kernel for Invalidated {
     fn flush(&self) -> Result<(), Error> {
         Ok(())
     }
@@ -265,8 +273,8 @@ fn a_restore_after_an_apply_invalidates_all_hard_links_of_a_file() {
     for are_removed in [&[][..], &["further"], &["further", "new"], &["link", "new"]] {
         let dir = tempfile::tempdir().unwrap();
         let sandbox = prepare(dir.path());
-        let (told, fs) = (Arc::new(Told::default()), Arc::clone(sandbox.fs()));
-        sandbox.attach(Arc::clone(&told) as Arc<dyn Kernel>);
+        let (invalidated, fs) = (Arc::new(Invalidated::default()), Arc::clone(sandbox.fs()));
+        sandbox.attach(Arc::clone(&invalidated) as Arc<dyn Kernel>);
         let file = find(&fs, "new").unwrap();
         for link in ["link", "further"] {
             assert_eq!(fs.link(file, NodeId::ROOT, &name(link)).unwrap().id, file);
@@ -286,7 +294,7 @@ fn a_restore_after_an_apply_invalidates_all_hard_links_of_a_file() {
         });
         let Reply::Applied(done) = applied.result.unwrap() else { panic!("not an apply") };
         assert_eq!(fs.state().lower.epoch(), done.epoch);
-        told.0.lock().unwrap().clear();
+        invalidated.0.lock().unwrap().clear();
         let restore = Request::Restore {
             detach_mounts: false,
             to: Rev::parse("start"),
@@ -296,8 +304,8 @@ fn a_restore_after_an_apply_invalidates_all_hard_links_of_a_file() {
         sandbox.handle(restore).unwrap();
         let names =
             BTreeSet::from(["new", "link", "further"].map(|link| (NodeId::ROOT, name(link))));
-        let forgotten = told.0.lock().unwrap().clone();
-        assert!(names.is_subset(&forgotten), "without {are_removed:?}: {forgotten:?}");
+        let cached = invalidated.0.lock().unwrap().clone();
+        assert!(names.is_subset(&cached), "without {are_removed:?}: {cached:?}");
         assert_eq!(get(&fs, "further").as_deref(), Some("new"));
     }
 }
@@ -377,7 +385,7 @@ fn an_error_during_the_rebase_loses_nothing() {
     for what in ["store.write", "store.rename", "store.sync-dir", "store.sync", "store.open"] {
         let mut done = 0;
         for at in 1.. {
-            assert!(at < 200, "{what}: there is no end to it");
+            assert!(at < 200, "{what}: the operation never ends");
             let dir = tempfile::tempdir().unwrap();
             let sandbox = prepare(dir.path());
             let fs = Arc::clone(sandbox.fs());
@@ -420,7 +428,7 @@ fn a_rebase_that_exceeds_one_record_leaves_the_head_on_the_old_base() {
     let layers = layers_of_an_apply();
     let (mut stayed, mut rebased) = (0, 0);
     for at in 1.. {
-        assert!(at < 200, "there is no end to it");
+        assert!(at < 200, "the operation never ends");
         let dir = tempfile::tempdir().unwrap();
         let sandbox = prepare(dir.path());
         let fs = Arc::clone(sandbox.fs());
@@ -489,12 +497,12 @@ fn a_power_cut_during_the_rebase_loses_no_synced_change() {
         let Reply::Applied(applied) = sandbox.handle(apply).unwrap() else {
             panic!("not an apply")
         };
-        let landed =
+        let rebased =
             all.lock().unwrap().iter().position(
                 |change| matches!(change, Change::Mkdir { name, .. } if name == "00000004"),
             );
         let when = format!("written at moment {moment}");
-        assert!(running.lock().unwrap().is_none(), "{when}: there is no such moment");
+        assert!(running.lock().unwrap().is_none(), "{when}: there is no such failpoint");
         while get(sandbox.fs(), "more149").is_none_or(|text| text != "more") {
             std::thread::yield_now();
         }
@@ -509,7 +517,7 @@ fn a_power_cut_during_the_rebase_loses_no_synced_change() {
         let mut random = Random(moment as u64);
         // At the end, where it is sealed and synced, after each change.
         let is_tried = |at: &usize| at.is_multiple_of(16) || at + 45 > changes.len();
-        for at in (landed.unwrap() + 1..=changes.len()).filter(is_tried) {
+        for at in (rebased.unwrap() + 1..=changes.len()).filter(is_tried) {
             let mut disk = Disk::default();
             changes[..at].iter().for_each(|change| disk.apply(change));
             let copy = dir.path().join(format!("cut{at}"));

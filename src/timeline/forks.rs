@@ -49,7 +49,7 @@ impl Timeline {
         let during = |error: Error| error.during(attempt());
         self.check_new_names(names)?;
         let (layer, epoch) = match from {
-            None => self.sealed_now().map_err(during)?,
+            None => self.sealed_now("before fork").map_err(during)?,
             Some(Target { layer: Some(layer), epoch }) => {
                 self.check_epoch(epoch)?;
                 (layer, epoch)
@@ -80,13 +80,24 @@ impl Timeline {
         Ok(records.iter().map(|(name, record)| info_of(name, record, record.layer, None)).collect())
     }
 
+    /// Seals the tree as it is now unless it is sealed, for an operation of another head. The message
+    /// of the seal is `why`.
+    ///
+    /// # Errors
+    /// A failure of the store.
+    pub fn seal_for_other(&self, why: &str) -> Result<Target> {
+        let _operation = self.lock_operation();
+        let (layer, epoch) = self.sealed_now(why)?;
+        Ok(Target { layer: Some(layer), epoch })
+    }
+
     /// The sealed layer with the tree as it is now. Seals it unless it is sealed.
-    fn sealed_now(&self) -> Result<(LayerId, Epoch)> {
+    fn sealed_now(&self, why: &str) -> Result<(LayerId, Epoch)> {
         self.flush()?;
         let epoch = self.epoch();
         match self.parent() {
             Some(layer) if !self.fs.upper_is_changed() => Ok((layer, epoch)),
-            _ => Ok((self.seal(automatic("before fork".to_owned()))?, epoch)),
+            _ => Ok((self.seal(automatic(why.to_owned()))?, epoch)),
         }
     }
 

@@ -6,6 +6,9 @@
 //! journal, and jailfs opens the store on it. Then everything that was synced or acknowledged
 //! before the clone began must be there, and everything that is there must be whole.
 //!
+//! A cut looks at all names, and reads a bounded part of the content: what is new, and samples of
+//! the rest that differ from cut to cut. So its cost does not grow with the number of cuts.
+//!
 //! `JAILFS_CUTS=N` makes N cuts.
 
 #![expect(
@@ -33,6 +36,17 @@ use harness::{Live, shell, text};
 
 /// The number of cuts that take about twenty seconds in a debug build.
 const CUTS: u64 = 6;
+/// A cut reads the content of so many of the newest files of a directory,
+const NEWEST_FILES: u64 = 200;
+/// and of so many others.
+const SAMPLED_FILES: u64 = 100;
+/// It looks into so many of the newest checkpoints,
+const NEWEST_CHECKPOINTS: usize = 4;
+/// and into so many others.
+const SAMPLED_CHECKPOINTS: usize = 4;
+/// The number of checkpoints that garbage collection keeps.
+const KEPT_CHECKPOINTS: usize = 40;
+
 /// The outer filesystem can clone files. The inner one has base and store.
 const DISK: &str = "
     truncate -s 24G ../outer.img; mkfs.xfs -q -m reflink=1 ../outer.img
@@ -62,17 +76,19 @@ struct Promises {
     /// Files that were begun, and files whose fsync was acknowledged.
     begun: AtomicU64,
     synced: AtomicU64,
-    /// Checkpoints that were acknowledged: name, the number of files synced before the request, and
-    /// begun after it.
+    /// Checkpoints that were acknowledged and that no garbage collection may have dropped: name,
+    /// the number of files synced before the request, and begun after it.
     checkpoints: Mutex<Vec<(String, u64, u64)>>,
     /// Files that the base has for certain, because their apply was acknowledged.
     applied: AtomicU64,
     failures: Mutex<Vec<String>>,
 }
 
+/// Most files are small, so that the disk has room for many, and some have several extents.
 fn content(number: u64) -> Vec<u8> {
     let line = format!("{number} is what this file says\n");
-    line.repeat(1 + usize::try_from(number * 37 % 900).unwrap()).into_bytes()
+    let most = if number.is_multiple_of(16) { 900 } else { 40 };
+    line.repeat(1 + usize::try_from(number * 37 % most).unwrap()).into_bytes()
 }
 
 impl Promises {
@@ -92,6 +108,8 @@ impl Promises {
                 Ok(()) => self.synced.store(number + 1, Ordering::SeqCst),
                 Err(error) => return self.fail(format!("promise {number}: {error}")),
             }
+            // Each cut lists all of them, so they must not become too many.
+            std::thread::sleep(Duration::from_millis(5));
         }
     }
 
@@ -146,11 +164,25 @@ impl Promises {
                 }
                 self.applied.store(before, Ordering::SeqCst);
             }
-            if round % 5 == 4 && !self.jailfs(mnt, &["gc", "--operations", "3"]) {
+            if round % 5 == 4 && !self.collect(mnt, round % 20 == 19) {
                 return;
             }
             std::thread::sleep(Duration::from_millis(20));
         }
+    }
+
+    /// Collects garbage, and on request drops old checkpoints.
+    fn collect(&self, mnt: &Path, drops: bool) -> bool {
+        let keep = KEPT_CHECKPOINTS.to_string();
+        let mut words = vec!["gc", "--operations", "3"];
+        if drops {
+            words.extend(["--keep", &keep]);
+            // From now on a cut may find them or not.
+            let mut checkpoints = self.checkpoints.lock().unwrap();
+            let old = checkpoints.len().saturating_sub(KEPT_CHECKPOINTS);
+            checkpoints.drain(..old);
+        }
+        self.jailfs(mnt, &words)
     }
 
     fn jailfs(&self, mnt: &Path, words: &[&str]) -> bool {
@@ -172,16 +204,30 @@ impl Promises {
     }
 }
 
-/// The files of a promise directory: their numbers start at 0 without gaps, and each is whole.
-/// Returns their number. The file that was being written, after all synced ones, may be incomplete.
-fn count(dir: &Path, synced: u64, begun: u64) -> u64 {
-    let found = std::fs::read_dir(dir).unwrap().count() as u64;
+/// So many of the first `count` numbers, spread over all of them, others for each `cut`.
+fn sample(count: u64, many: u64, cut: u64) -> impl Iterator<Item = u64> {
+    let step = (count / many.max(1)).max(1);
+    (0..count).skip((cut.wrapping_mul(0x9e37_79b9) % step) as usize).step_by(step as usize)
+}
+
+/// The files of a promise directory: their numbers start at 0 without gaps, and each that is read
+/// is whole. The file that was being written, after all synced ones, may be incomplete.
+fn count(dir: &Path, (synced, begun): (u64, u64), cut: u64) {
+    let name = |entry: std::io::Result<std::fs::DirEntry>| entry.unwrap().file_name();
+    let names: Vec<u64> = std::fs::read_dir(dir)
+        .unwrap()
+        .map(|entry| name(entry).to_str().unwrap().parse().unwrap())
+        .collect();
+    let found = names.len() as u64;
     assert!(
         (synced..=begun).contains(&found),
         "{}: {found} files of {synced} to {begun}",
         dir.display()
     );
-    for number in 0..found {
+    // As many numbers as files, all of them different, and none too large: there is no gap.
+    assert!(names.iter().all(|number| *number < found), "{}: a gap in {names:?}", dir.display());
+    let older = found.saturating_sub(NEWEST_FILES);
+    for number in sample(older, SAMPLED_FILES, cut).chain(older..found) {
         let bytes = std::fs::read(dir.join(number.to_string())).unwrap();
         let wanted = content(number);
         let is_whole = if number < synced { bytes == wanted } else { wanted.starts_with(&bytes) };
@@ -196,7 +242,6 @@ fn count(dir: &Path, synced: u64, begun: u64) -> u64 {
         );
         assert!(is_whole, "{at}, synced {synced}, begun {begun}");
     }
-    found
 }
 
 /// Cuts the power once, and checks the result.
@@ -220,16 +265,25 @@ fn cut(live: &Live, promises: &Promises, number: u64) {
         ),
     );
     let seen = outside.join("seen");
-    count(&seen.join("promises"), synced, begun);
+    count(&seen.join("promises"), (synced, begun), number);
     let listed = shell(&seen, &format!("{} log --json", env!("CARGO_BIN_EXE_jailfs")));
-    for (name, least, most) in &checkpoints {
+    // A collection that begins after this list was made may drop the oldest.
+    let kept = promises.checkpoints.lock().unwrap().clone();
+    let is_kept = |checkpoint: &&(String, u64, u64)| kept.contains(checkpoint);
+    let checkpoints: Vec<_> = checkpoints.iter().filter(is_kept).collect();
+    for (name, ..) in &checkpoints {
         assert!(
             listed.contains(&format!("\"name\":\"{name}\"")),
             "cut {number}: checkpoint {name} is lost"
         );
-        count(&seen.join(format!(".jailfs/checkpoints/{name}/promises")), *least, *most);
     }
-    count(&outside.join("cut/base/promises"), applied, begun);
+    let older = checkpoints.len().saturating_sub(NEWEST_CHECKPOINTS);
+    let others = sample(older as u64, SAMPLED_CHECKPOINTS as u64, number).map(|at| at as usize);
+    for (name, least, most) in others.chain(older..checkpoints.len()).map(|at| checkpoints[at]) {
+        let dir = seen.join(format!(".jailfs/checkpoints/{name}/promises"));
+        count(&dir, (*least, *most), number);
+    }
+    count(&outside.join("cut/base/promises"), (applied, begun), number);
     shell(&seen, &format!("cd /; {} umount {}", env!("CARGO_BIN_EXE_jailfs"), seen.display()));
     let check = Command::new(env!("CARGO_BIN_EXE_jailfs"))
         .args(["check", "--read-data", "--store"])

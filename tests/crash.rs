@@ -42,7 +42,8 @@ const WORK: [&str; 4] = [
      touch -d 2001-01-01 src/f6",
 ];
 
-/// Tries only one in so many failing calls; `JAILFS_CRASH_STRIDE=1` tries all.
+/// Tries only one in so many failing calls, and every other kill. `JAILFS_CRASH_STRIDE=1` tries
+/// all.
 fn stride() -> usize {
     std::env::var("JAILFS_CRASH_STRIDE").map_or(4, |stride| stride.parse().unwrap())
 }
@@ -92,7 +93,7 @@ fn at_every_step_of(live: &Live, words: &[&str]) {
     let after = states(&copied);
     let mut steps = u32::MAX;
     for action in ["kill:any:#", "fail:any:#:EIO", "fail:any:#+:ENOSPC"] {
-        let stride = if action.starts_with("kill") { 1 } else { stride() };
+        let stride = if action.starts_with("kill") { stride().min(2) } else { stride() };
         for step in (1..=steps).step_by(stride) {
             let rule = action.replace('#', &step.to_string());
             copy(&live.store, &copied);
@@ -133,7 +134,8 @@ fn at_every_step_of(live: &Live, words: &[&str]) {
         }
     }
     eprintln!(
-        "{words:?}: {steps} steps, each with SIGKILL, one in {} with EIO and a full disk",
+        "{words:?}: {steps} steps, one in {} with SIGKILL, one in {} with EIO and a full disk",
+        stride().min(2),
         stride()
     );
 }

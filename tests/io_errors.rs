@@ -6,7 +6,8 @@
 //! start. Every state is created by the same calls, so the calls of an operation are the same at
 //! every run.
 //!
-//! `JAILFS_IO_STRIDE=1` tries every call with every errno.
+//! By default a part of the calls is tried: each kind of call of each operation, and each errno.
+//! `JAILFS_IO_STRIDE=1` tries every call with every errno, `JAILFS_IO_STRIDE=3` one in three.
 
 #![expect(
     clippy::unwrap_used,
@@ -22,6 +23,8 @@ mod faulty_base;
 #[path = "io_errors/place.rs"]
 mod place;
 
+use std::collections::BTreeMap;
+
 use jailfs::error::Error;
 use jailfs::internals::sys::failpoint::{self, Failpoint};
 use jailfs::sandbox::Sandbox;
@@ -30,15 +33,16 @@ use jailfs::types::TreePath;
 
 use place::{Place, Seen, apply, bytes, checkpoint, sync};
 
-/// The errno of a host, and how often it is tried: for one in so many calls.
+/// The errno of a host, and how often it is tried: for one in so many calls. The first call of each
+/// kind fails with EIO and with one other errno in any case.
 const ERRNOS: [(&str, usize); 7] = [
-    ("EIO", 1),
-    ("ENOSPC", 17),
-    ("EDQUOT", 41),
-    ("EROFS", 31),
-    ("EACCES", 29),
-    ("EPERM", 37),
-    ("EINTR", 23),
+    ("EIO", 4),
+    ("ENOSPC", 47),
+    ("EDQUOT", 127),
+    ("EROFS", 97),
+    ("EACCES", 89),
+    ("EPERM", 113),
+    ("EINTR", 71),
 ];
 
 type Act = fn(&Sandbox) -> Result<(), Error>;
@@ -176,7 +180,15 @@ fn at_every_call(operation: &Operation) {
 fn with_errnos(operation: &Operation, errnos: &[(&str, usize)]) {
     let begin = operation.beginning();
     let states = operation.states(&begin());
-    let calls = operation.attempt(&begin(), "", false).calls.len();
+    let kinds: Vec<Failpoint> =
+        operation.attempt(&begin(), "", false).calls.iter().map(|(kind, _)| *kind).collect();
+    let calls = kinds.len();
+    // With its number among the kinds, the first call of each.
+    let mut firsts = BTreeMap::new();
+    let is_first = |(at, kind): &(usize, &Failpoint)| !kinds[..*at].contains(kind);
+    for (number, (at, _)) in kinds.iter().enumerate().filter(is_first).enumerate() {
+        firsts.insert(at + 1, number);
+    }
     let (mut cases, mut acknowledged) = (0, 0);
     let mut try_one = |rules: &str, and_open: bool| {
         let outcome = operation.under(rules, &begin(), &states, and_open);
@@ -185,17 +197,19 @@ fn with_errnos(operation: &Operation, errnos: &[(&str, usize)]) {
     };
     for at in 1..=calls {
         for (number, (errno, rarely)) in errnos.iter().enumerate() {
-            if (at + number).is_multiple_of(stride(*rarely)) {
+            let is_due = |first: &usize| number == 0 || number == first % errnos.len();
+            if (at + number).is_multiple_of(stride(*rarely)) || firsts.get(&at).is_some_and(is_due)
+            {
                 try_one(&format!("fail:all:{at}:{errno}"), false);
             }
         }
         // From there on.
-        if at.is_multiple_of(stride(9)) {
-            let errno = ["EIO", "ENOSPC", "EROFS", "EDQUOT"][at / stride(9) % 4];
+        if at.is_multiple_of(stride(19)) {
+            let errno = ["EIO", "ENOSPC", "EROFS", "EDQUOT"][at / stride(19) % 4];
             try_one(&format!("fail:all:{at}+:{errno}"), false);
         }
         // A call of the recovery fails as well: one after the first failure, the start included.
-        if at.is_multiple_of(stride(11)) {
+        if at.is_multiple_of(stride(31)) {
             let first = format!("fail:all:{at}:EIO");
             let recovery = operation.attempt(&begin(), &first, true).calls.len() - at;
             for further in 0..3 {

@@ -70,7 +70,8 @@ fn prepare(dir: &Path) -> Arc<Sandbox> {
 fn prepare_with(dir: &Path, volatile: bool) -> Arc<Sandbox> {
     let base = dir.join("base");
     std::fs::create_dir_all(base.join("dir/below")).unwrap();
-    for file in ["old", "gone", "dir/kept", "dir/below/deep"] {
+    std::fs::create_dir(base.join("left")).unwrap();
+    for file in ["old", "gone", "dir/kept", "dir/below/deep", "left/inside"] {
         std::fs::write(base.join(file), "of the base").unwrap();
     }
     let options = StoreOptions { volatile, ..StoreOptions::default() };
@@ -88,6 +89,11 @@ fn meanwhile(fs: &Fs) {
     fs.rename(NodeId::ROOT, &name("dir"), NodeId::ROOT, &name("moved"), RenameMode::Replace, 0)
         .unwrap();
     fs.write(find(fs, "moved/kept").unwrap(), 0, b"IN", false).unwrap();
+    // The tree then has no name that tells where the file was in the base.
+    let left = find(fs, "left").unwrap();
+    fs.rename(left, &name("inside"), NodeId::ROOT, &name("outside"), RenameMode::Replace, 0)
+        .unwrap();
+    fs.rmdir(NodeId::ROOT, &name("left")).unwrap();
 }
 
 /// Everything visible after that.
@@ -100,6 +106,8 @@ fn check(fs: &Fs, when: &str) {
         ("dir", None),
         ("moved/kept", Some("IN the base")),
         ("moved/below/deep", Some("of the base")),
+        ("outside", Some("of the base")),
+        ("left", None),
     ];
     for (path, text) in wanted {
         assert_eq!(get(fs, path).as_deref(), text, "{when}: {path}");

@@ -20,6 +20,8 @@
 //!   (`parse_dirplusfile` in fs/fuse/readdir.c).
 //! * A node is sent only if the kernel does not hold it, so it cannot overwrite newer attributes.
 //! * One reply spends a bounded time on the base. It is short then, and the kernel asks for more.
+//! * Unless no name is left, a reply has at least one: an empty reply says that the directory ends,
+//!   and the kernel keeps that.
 //!
 //! fuser insists on a reply of its own to each request. So it sends an error after the real reply,
 //! the kernel refuses that (ENOENT: no process waits), and fuser logs the refusal as an error.
@@ -42,6 +44,26 @@ use crate::types::{FileKind, NodeId, PERM_BITS, Timestamp};
 const LOOKUP_LIMIT: Duration = Duration::from_millis(2);
 /// Nodes per look at the clock, which costs a tenth of looking up a node.
 const NODES_PER_CLOCK_READ: usize = 4;
+
+/// The nodes that one reply looked up, and since when.
+#[derive(Default)]
+struct Lookups {
+    begun: Option<Instant>,
+    count: usize,
+}
+
+impl Lookups {
+    /// Whether the reply may look up one more node. The first is always allowed, however long this
+    /// thread did not run since it began.
+    fn has_time(&mut self, clock: impl FnOnce() -> Instant) -> bool {
+        let Some(begun) = self.begun else {
+            self.begun = Some(clock());
+            return true;
+        };
+        !self.count.is_multiple_of(NODES_PER_CLOCK_READ)
+            || clock().duration_since(begun) <= LOOKUP_LIMIT
+    }
+}
 /// `sizeof(struct fuse_out_header)`.
 const HEADER: usize = 16;
 /// `sizeof(struct fuse_attr)`.
@@ -63,17 +85,15 @@ impl Readdirplus {
         let Readdirplus { unique, mut reply, with_files } = self;
         let mut message = Message::new(unique);
         let mut handed = Vec::new();
-        let (mut begun, mut looked): (Option<Instant>, usize) = (None, 0);
+        let mut lookups = Lookups::default();
         let result = fs.readdir_plus(NodeId(call.node), behind, |entry, hand_out| {
             // A program that lists a tree enters every directory, so these always come with a node.
             let wanted = with_files || entry.kind == FileKind::Dir;
-            let is_late = wanted
-                && looked.is_multiple_of(NODES_PER_CLOCK_READ)
-                && begun.get_or_insert_with(Instant::now).elapsed() > LOOKUP_LIMIT;
+            let is_late = wanted && !lookups.has_time(Instant::now);
             if is_late || !has_room(&mut reply, &entry) {
                 return false;
             }
-            looked += usize::from(wanted);
+            lookups.count += usize::from(wanted);
             let node = if wanted { hand_out() } else { None };
             handed.extend(node.map(|node| node.id));
             message.add(&entry, node.as_ref());
@@ -196,6 +216,24 @@ fn seconds(time: Timestamp) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_reply_has_time_for_its_first_node_also_on_a_machine_that_stalls() {
+        let start = Instant::now();
+        let stalls = std::cell::Cell::new(0);
+        let clock = || {
+            stalls.set(stalls.get() + 1);
+            start + LOOKUP_LIMIT * 10 * stalls.get()
+        };
+        let mut lookups = Lookups::default();
+        // Without a name, the kernel takes the directory for empty.
+        assert!(lookups.has_time(clock));
+        let taken = (1..100).take_while(|count| {
+            lookups.count = *count;
+            lookups.has_time(clock)
+        });
+        assert_eq!(taken.count() + 1, NODES_PER_CLOCK_READ, "then it ends at the next look");
+    }
 
     #[test]
     fn only_fusers_error_about_a_duplicate_reply_is_expected() {

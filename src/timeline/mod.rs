@@ -25,6 +25,7 @@ pub mod gc;
 pub mod heads;
 mod journal;
 mod lineage;
+pub mod merge;
 pub mod mounts;
 mod pack;
 mod reopen;
@@ -254,5 +255,6 @@ pub fn verb_text(verb: OpVerb) -> &'static str {
         OpVerb::OpRestore => "op restore",
         OpVerb::Fork => "fork",
         OpVerb::DropFork => "drop fork",
+        OpVerb::Merge => "merge",
     }
 }

@@ -41,5 +41,5 @@ fn a_store_opens_and_works_while_its_base_accepts_no_changes() {
 #[test]
 fn an_incomplete_rollback_is_finished_by_the_next_start() {
     let operation = Operation { writes_base: true, begin: Place::cut_off, acts: &[] };
-    with_errnos(&operation, &[("EPERM", 1)]);
+    with_errnos(&operation, &[("EPERM", 3)]);
 }

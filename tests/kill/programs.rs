@@ -1,7 +1,7 @@
 //! git and sqlite as writers: the commits and transactions that they reported exist, and their own
 //! checks find no fault.
 
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
@@ -70,17 +70,18 @@ pub fn transact(writer: &Writer, dir: &Path, (mode, synchronous): (&str, &str), 
     let started =
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
     let mut child = started.unwrap();
-    let (stdin, stdout) = (child.stdin.take(), child.stdout.take().unwrap());
-    let mut stdin = Some(stdin);
+    let (mut stdin, stdout) = (child.stdin.take(), child.stdout.take().unwrap());
     for line in BufReader::new(stdout).lines() {
         match line.unwrap().split_once(' ') {
-            Some(("begin", row)) => writer.begin(Op::Line(row.to_owned())),
+            // At the end of its input, the program ends.
+            Some(("begin", _)) if control.is_over() => stdin = None,
+            Some(("begin", row)) => {
+                writer.begin(Op::Line(row.to_owned()));
+                // If it is gone, it says why below.
+                drop(stdin.as_mut().map(|stdin| stdin.write_all(b"\n")));
+            }
             Some(("done", _)) => writer.acknowledge(),
             other => panic!("{other:?}"),
-        }
-        if control.is_over() {
-            // At the end of its input, the program ends.
-            stdin = None;
         }
     }
     drop(stdin);

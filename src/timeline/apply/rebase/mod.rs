@@ -59,7 +59,7 @@ impl Timeline {
                 }
                 Ok(Rebasing::Moved(upper)) => next = upper,
                 Err(error) if leaves_head(&error) => {
-                    why = error.to_string();
+                    why = describe(&error);
                     break;
                 }
                 Err(error) => {
@@ -101,6 +101,18 @@ impl Timeline {
             .and(sealed)
             .and(synced)
             .map_err(|error| error.after("apply was done"))
+    }
+}
+
+/// Says why the head cannot be rebased.
+fn describe(error: &FsError) -> String {
+    match error {
+        FsError::Stale => {
+            "a file changed of which a hard link was never looked up in the tree, and \
+                           finding it takes a scan of the base"
+                .to_owned()
+        }
+        error => error.to_string(),
     }
 }
 

@@ -118,7 +118,34 @@ impl Step<'_> {
             }
             note(*dir, path);
         }
+        for ino in diff.nodes.iter().chain(&diff.contents) {
+            if !paths.contains_key(ino)
+                && let Some(path) = self.path_before_copy_up(*ino)?
+            {
+                paths.insert(*ino, path);
+            }
+        }
         Ok(paths)
+    }
+
+    /// The path in the earlier state of a base node that was copied up since. If its directory was
+    /// removed since as well, no name of the tree tells it.
+    fn path_before_copy_up(&self, ino: Ino) -> FsResult<Option<TreePath>> {
+        let is_new = self.was.tree.node(ino).is_none();
+        let now = self.now.tree.node(ino).filter(|_| is_new).map(|node| &node.body);
+        let in_base = match now {
+            Some(Body::File { origin: Some(origin), .. }) => &origin.path,
+            Some(Body::Dir { base: Some(path) }) => path,
+            _ => return Ok(None),
+        };
+        let Some((above, name)) = in_base.split() else { return Ok(None) };
+        let Some((dir, _)) = self.was.lower.lookup(&above)? else { return Ok(None) };
+        let path = match self.was.dir_path(dir, Some(&above)) {
+            Err(FsError::NotFound) => return Ok(None),
+            dir => dir?.join(&name),
+        };
+        let is_there = self.was.resolve(&path)?.ino() == Some(ino);
+        Ok(is_there.then_some(path))
     }
 
     /// Copies up a node in the rebased state, at the path that it had in the earlier state.

@@ -96,7 +96,7 @@ impl Timeline {
         self.flush()?;
         let epoch = self.epoch();
         match self.parent() {
-            Some(layer) if !self.fs.upper_is_changed() => Ok((layer, epoch)),
+            Some(layer) if self.is_sealed() => Ok((layer, epoch)),
             _ => Ok((self.seal(automatic(why.to_owned()))?, epoch)),
         }
     }

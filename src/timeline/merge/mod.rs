@@ -15,6 +15,7 @@ mod conflict;
 mod fields;
 mod glob;
 mod install;
+mod late;
 mod lines;
 mod names;
 mod nodes;

@@ -9,7 +9,7 @@
 
 use std::sync::Arc;
 
-use super::{Conflict, Rules, with_plan};
+use super::{Conflict, Rules, late, with_plan};
 use crate::error::{Attempt, Error, FsError, FsResult, Kind, Result};
 use crate::fs::{Changed, Invalidations, State};
 use crate::store::content::pool::PoolWriter;
@@ -19,8 +19,8 @@ use crate::timeline::checkpoint::automatic;
 use crate::timeline::mounts::Mounts;
 use crate::timeline::restore::ChangeSink;
 use crate::timeline::{Target, Timeline, diff};
-use crate::tree::{Dentry, Edit, Misfit, TreeDiff};
-use crate::types::{Ino, LayerId, TreePath};
+use crate::tree::{Edit, Misfit};
+use crate::types::{LayerId, TreePath};
 
 /// How often a merge is planned again because programs changed the same nodes meanwhile.
 const ATTEMPTS: u32 = 8;
@@ -133,10 +133,9 @@ impl Timeline {
             self.note_unresolved(&unresolved)?;
             let seal = automatic(format!("before {attempt}"));
             let changed = self.fs().seal_and_change(next, seal, |now| {
-                if !touches(&ours.tree.diff(&now.tree), &edits) {
-                    return Ok((edits.clone(), with_edits(now, &edits)?));
-                }
-                Err(FsError::Stale)
+                let edits = late::onto(&ours, now, &edits).ok_or(FsError::Stale)?;
+                let merged = with_edits(now, &edits)?;
+                Ok((edits, merged))
             })?;
             if matches!(changed.to, Err(FsError::Stale)) && tries < ATTEMPTS {
                 self.publish_sealed(&changed, above, attempt)?;
@@ -218,28 +217,6 @@ fn with_edits(state: &State, edits: &[Edit]) -> FsResult<State> {
     Ok(state)
 }
 
-/// Whether edits are about nodes or names that programs changed meanwhile. A directory is touched
-/// by any change of a name in it.
-fn touches(late: &TreeDiff, edits: &[Edit]) -> bool {
-    let is_late = |ino: &Ino| late.nodes.contains(ino) || late.contents.contains(ino);
-    !late.is_empty()
-        && edits.iter().any(|edit| match edit {
-            Edit::Put { ino, .. }
-            | Edit::Meta { ino, .. }
-            | Edit::Xattr { ino, .. }
-            | Edit::Resize { ino, .. }
-            | Edit::Map { ino, .. }
-            | Edit::Remove { ino } => is_late(ino),
-            Edit::Dentry { dir, name, to } => {
-                let child = match to {
-                    Some(Dentry::Child { ino, .. }) => is_late(ino),
-                    Some(Dentry::Whiteout(_)) | None => false,
-                };
-                child || is_late(dir) || late.names.contains(&(*dir, name.clone()))
-            }
-        })
-}
-
 /// The state that is shown since, if the filesystem switched to it.
 ///
 /// # Errors
@@ -250,6 +227,10 @@ fn shown_state(to: &FsResult<(State, Invalidations)>, attempt: &str) -> Result<S
         Ok(state) => Ok(state),
         Err(FsError::Store(error)) if error.errno == Some(libc::EFBIG) => {
             Err(error.clone().during(attempt).hint("merge fewer paths at once"))
+        }
+        Err(FsError::Stale) => {
+            let why = "programs changed the same files again and again while it was made";
+            Err(Error::new(Kind::InUse, attempt, why).hint("try again when they are done"))
         }
         Err(error) => Err::<State, FsError>(error.clone()).attempt(|| attempt),
     }

@@ -42,7 +42,8 @@ const WORK: [&str; 4] = [
      touch -d 2001-01-01 src/f6",
 ];
 
-/// Tries only one in so many failing calls, and every other kill; `JAILFS_CRASH_STRIDE=1` tries all.
+/// Tries only one in so many failing calls, and every other kill. `JAILFS_CRASH_STRIDE=1` tries
+/// all.
 fn stride() -> usize {
     std::env::var("JAILFS_CRASH_STRIDE").map_or(4, |stride| stride.parse().unwrap())
 }

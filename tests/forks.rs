@@ -532,10 +532,11 @@ fn a_fork_or_drop_that_fails_leaves_the_heads_before_or_after() {
                 fork(&main, "old");
                 put(&main.head("old").unwrap(), "a", "old\n");
                 put(&main, "a", "now\n");
+                // After a failed sync, what was not synced before may be lost.
+                main.fs().sync().unwrap();
                 let rule = format!("fail:any:{number}{from_there}:{errno}");
-                let did = failpoint::with(&rule, || {
-                    try_fork(&main, &["new"], None).and_then(|_| drop_fork(&main, "old"))
-                });
+                let work = || try_fork(&main, &["new"], None).and_then(|_| drop_fork(&main, "old"));
+                let (did, calls) = failpoint::trace(|| failpoint::with(&rule, work));
                 let found = names(&main);
                 let possible = [&["main", "old"][..], &["main", "new", "old"], &["main", "new"]];
                 assert!(possible.iter().any(|names| *names == found), "{rule}: {found:?} {did:?}");
@@ -552,12 +553,15 @@ fn a_fork_or_drop_that_fails_leaves_the_heads_before_or_after() {
                 gc(&main);
                 drop(main);
                 place.is_sound();
-                if did.is_ok() {
+                if calls.iter().all(|(_, has_failed)| !has_failed) {
                     break;
                 }
-                failed += 1;
+                failed += u32::from(did.is_err());
             }
-            assert!(failed > 10, "{errno}{from_there}: it failed {failed} times");
+            // If the disk is full once, the next attempt succeeds.
+            let is_retried = errno == "ENOSPC" && from_there.is_empty();
+            assert!(number > 20, "{errno}{from_there}: there were {number} calls");
+            assert!(is_retried || failed > 10, "{errno}{from_there}: it failed {failed} times");
         }
     }
 }

@@ -13,6 +13,8 @@ use crate::error::{Error, Kind, Result};
 
 /// How long a daemon whose last mount has ended may take to close the store.
 const ENDING_LIMIT: Duration = Duration::from_secs(20);
+/// How long another daemon may take to listen, after it has opened the store.
+const STARTING_LIMIT: Duration = Duration::from_secs(3);
 /// How long to wait before the next try.
 const PAUSE: Duration = Duration::from_millis(10);
 
@@ -23,6 +25,7 @@ const PAUSE: Duration = Duration::from_millis(10);
 pub(super) fn mount(plan: &Plan, options: &MountChoice) -> Result<()> {
     check_outside(&plan.mount_point, &plan.store)?;
     let end = Instant::now() + ENDING_LIMIT;
+    let mut first_lost = None;
     loop {
         let is_over = Instant::now() > end;
         match control::connect(&plan.store) {
@@ -36,8 +39,13 @@ pub(super) fn mount(plan: &Plan, options: &MountChoice) -> Result<()> {
                 }
             }
             Ok(None) => match daemon::background(plan) {
-                // Another command has started a daemon first.
-                Err(error) if error.kind == Kind::InUse && !is_over && has_daemon(&plan.store) => {}
+                // Another command may have started a daemon first, which does not listen yet.
+                Err(error) if error.kind == Kind::InUse => {
+                    let lost = *first_lost.get_or_insert_with(Instant::now);
+                    if lost.elapsed() > STARTING_LIMIT {
+                        return Err(error);
+                    }
+                }
                 done => return done,
             },
             // An ending daemon accepts no more connections.
@@ -65,10 +73,6 @@ pub(super) fn check_outside(point: &Path, store: &Path) -> Result<()> {
         }
         _ => Ok(()),
     }
-}
-
-fn has_daemon(store: &Path) -> bool {
-    matches!(control::connect(store), Ok(Some(_)))
 }
 
 /// Mounts through a running daemon. False if it is ending.

@@ -11,8 +11,8 @@ use super::format;
 use crate::error::{Error, Kind, Result};
 use crate::fs::{Refusal, Refused};
 use crate::sandbox::{
-    Applied, Change, Checked, Checkpoint, Collected, FileEdit, Fork, Info, LayerSpace, Node,
-    Operation, Restored, Status, Stepped,
+    Applied, Change, Checked, Checkpoint, Collected, FileEdit, Fork, Info, LayerSpace, Merged,
+    Node, Operation, Restored, Status, Stepped,
 };
 use crate::types::{FileKind, TreePath, is_unprintable};
 
@@ -176,6 +176,21 @@ pub(super) enum Line {
         conflicts: usize,
         refused: usize,
         not_kept: u64,
+    },
+    Merged {
+        head: String,
+        into: String,
+        before: Option<u32>,
+        undo: Option<u64>,
+        dry_run: bool,
+        #[serde(skip_serializing_if = "Vec::is_empty")]
+        detached: Vec<String>,
+        changes: usize,
+        conflicts: u64,
+    },
+    Unresolved {
+        #[serde(flatten)]
+        path: Bytes,
     },
     NotKept {
         #[serde(flatten)]
@@ -531,6 +546,23 @@ impl Line {
 
     pub(super) fn not_kept(path: &TreePath, reason: &str) -> Line {
         Line::NotKept { path: Bytes::path(path), reason: reason.to_owned() }
+    }
+
+    pub(super) fn unresolved(path: &TreePath) -> Line {
+        Line::Unresolved { path: Bytes::path(path) }
+    }
+
+    pub(super) fn merged(merged: &Merged, dry_run: bool) -> Line {
+        Line::Merged {
+            head: merged.head.clone(),
+            into: merged.into.clone(),
+            before: merged.before.map(|before| before.0),
+            undo: merged.undo,
+            dry_run,
+            detached: merged.detached.iter().map(ToString::to_string).collect(),
+            changes: merged.changes.len(),
+            conflicts: merged.conflict_count,
+        }
     }
 
     pub(super) fn conflict(path: &TreePath, reason: &str) -> Line {

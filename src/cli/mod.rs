@@ -20,6 +20,7 @@ mod info;
 mod json;
 mod keep;
 mod log;
+mod merge;
 mod mount;
 mod op;
 mod options;
@@ -113,6 +114,7 @@ enum Verb {
     Fork(fork::Fork),
     Forks(fork::Forks),
     Discard(discard::Discard),
+    Merge(merge::Merge),
     Drop(keep::Drop),
     Hold(keep::Hold),
     Release(keep::Release),
@@ -197,6 +199,7 @@ impl Verb {
             Verb::Fork(verb) => verb.run(global),
             Verb::Forks(verb) => verb.run(global),
             Verb::Discard(verb) => verb.run(global),
+            Verb::Merge(verb) => verb.run(global),
             Verb::Drop(verb) => verb.run(global),
             Verb::Hold(verb) => verb.run(global),
             Verb::Release(verb) => verb.run(global),

@@ -45,10 +45,14 @@ fn json(status: &Data) -> Result<Vec<String>> {
     let problems =
         status.base_problems.iter().map(|(path, reason)| Line::base_problem(path, reason));
     let refusals = status.refusals.iter().map(Line::refusal);
+    let unresolved = status.unresolved.iter().map(Line::unresolved);
     let rollback =
         status.rollback.iter().flatten().map(|(path, reason)| Line::not_rolled_back(path, reason));
-    let lines =
-        std::iter::once(Line::status(status)).chain(rollback).chain(refusals).chain(problems);
+    let lines = std::iter::once(Line::status(status))
+        .chain(unresolved)
+        .chain(rollback)
+        .chain(refusals)
+        .chain(problems);
     lines.map(|line| line.text()).collect()
 }
 
@@ -102,9 +106,13 @@ fn text(status: &Data, head: Option<&str>) -> Vec<String> {
     all
 }
 
-/// The lines about a failed sync and an unfinished rollback.
+/// The lines about conflicts to resolve, a failed sync and an unfinished rollback.
 fn failures(status: &Data) -> Vec<String> {
     let mut all = Vec::new();
+    if !status.unresolved.is_empty() {
+        all.push("conflicts of a merge to resolve:".to_owned());
+        all.extend(status.unresolved.iter().map(|path| format!("  {path}")));
+    }
     if status.sync_failed {
         all.push(
             "a sync of the store failed: what was not synced before may be lost, and nothing can \
@@ -183,6 +191,7 @@ mod tests {
             ],
             refused_count: 3,
             sync_failed: true,
+            unresolved: Vec::new(),
             rollback: Some(vec![(
                 TreePath::parse(b"half").unwrap(),
                 "the base is read-only".to_owned(),

@@ -153,17 +153,21 @@ impl Client {
     }
 
     /// Asks the daemon to mount the head; `plan` is for the daemon to decode. Returns whether it is
-    /// mounted. If not, the daemon is ending.
+    /// mounted. If not, the daemon is ending, or has ended.
     ///
     /// # Errors
     /// As [`Client::call`].
     pub fn mount(&mut self, plan: Vec<u8>) -> Result<bool> {
-        match self.ask(Message::Mount(plan))? {
-            Answer::Mounted => Ok(true),
-            Answer::Ending => Ok(false),
-            Answer::Reply(_) | Answer::Mounts(_) => {
+        match self.ask(Message::Mount(plan)) {
+            Ok(Answer::Mounted) => Ok(true),
+            Ok(Answer::Ending) => Ok(false),
+            Ok(Answer::Reply(_) | Answer::Mounts(_)) => {
                 Err(self.lost("the answer does not belong to the request"))
             }
+            Err(error) if matches!(error.errno, Some(nix::libc::EPIPE | nix::libc::ECONNRESET)) => {
+                Ok(false)
+            }
+            Err(error) => Err(error),
         }
     }
 
@@ -176,12 +180,18 @@ impl Client {
                 io::ErrorKind::InvalidInput => {
                     self.lost("the request is too long: name fewer paths")
                 }
-                _ => self.lost(&error.to_string()),
+                _ => Error { errno: error.raw_os_error(), ..self.lost(&error.to_string()) },
             }
         })?;
         self.stream.set_read_timeout(None).map_err(|error| self.lost(&error.to_string()))?;
-        let bytes = frame::read(&mut &self.stream, MAX_REPLY)
-            .map_err(|error| self.lost(&error.to_string()))?;
+        let bytes = frame::read(&mut &self.stream, MAX_REPLY).map_err(|error| {
+            let errno = match &error {
+                FrameError::Closed => Some(nix::libc::ECONNRESET),
+                FrameError::Io(error) => error.raw_os_error(),
+                FrameError::TooLong(_) => None,
+            };
+            Error { errno, ..self.lost(&error.to_string()) }
+        })?;
         codec::decode::<Result<Answer>>(&bytes)
             .map_err(|error| self.lost(&format!("the reply is malformed: {error}")))?
     }

@@ -17,7 +17,7 @@ use parking_lot::{Condvar, Mutex, RwLockWriteGuard};
 
 use crate::fs::Fs;
 use crate::timeline::gc::Collected;
-use crate::timeline::{Due, Policy, Timeline};
+use crate::timeline::{Common, Due, Policy};
 use crate::types::LayerId;
 
 /// The mount is idle after this long without a request.
@@ -46,6 +46,7 @@ pub(super) struct CollectionTerms {
 /// The running thread. Dropping it ends the thread and waits for it.
 pub(super) struct Collector {
     handle: Arc<CollectorHandle>,
+    terms: Arc<Mutex<CollectionTerms>>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -70,22 +71,26 @@ struct State {
 
 impl Collector {
     pub(super) fn start(
-        timeline: &Arc<Timeline>,
+        common: &Arc<Common>,
         terms: Arc<Mutex<CollectionTerms>>,
     ) -> std::io::Result<Collector> {
         let handle = Arc::new(CollectorHandle { state: Mutex::default(), changed: Condvar::new() });
-        let fs = timeline.fs();
+        let (of_thread, common) = (Arc::clone(&terms), Arc::clone(common));
+        let thread = Thread { common, terms: of_thread, handle: Arc::clone(&handle) };
+        let thread =
+            std::thread::Builder::new().name("collector".to_owned()).spawn(move || thread.run())?;
+        Ok(Collector { handle, terms, thread: Some(thread) })
+    }
+
+    /// Wakes the thread from now on when a head has written a certain amount.
+    pub(super) fn watch(&self, fs: &Fs) {
         let limit = {
-            let CollectionTerms { policy, limit, .. } = &*terms.lock();
+            let CollectionTerms { policy, limit, .. } = &*self.terms.lock();
             policy.as_ref().and_then(|policy| policy.store_bytes).into_iter().chain(*limit).min()
         };
         let every = limit.map_or(GROWTH, |bytes| GROWTH.min(bytes / 16).max(64 << 10));
-        let grown = Arc::clone(&handle);
+        let grown = Arc::clone(&self.handle);
         fs.set_growth_notice(every, Some(Box::new(move || grown.wake())));
-        let thread = Thread { timeline: Arc::clone(timeline), terms, handle: Arc::clone(&handle) };
-        let thread =
-            std::thread::Builder::new().name("collector".to_owned()).spawn(move || thread.run())?;
-        Ok(Collector { handle, thread: Some(thread) })
     }
 
     pub(super) fn handle(&self) -> &Arc<CollectorHandle> {
@@ -155,12 +160,12 @@ impl CollectorHandle {
 
     /// Waits until the mount is idle, an operation asks for space, or `until`. Returns false at the
     /// end.
-    fn wait_for_idle(&self, fs: &Fs, until: Instant) -> bool {
+    fn wait_for_idle(&self, common: &Common, until: Instant) -> bool {
         let mut state = self.state.lock();
         while Instant::now() < until && !state.end {
-            let before = fs.requests();
+            let before = common.requests();
             self.changed.wait_while_for(&mut state, |s| !s.end && s.asked == s.answered, IDLE);
-            if state.asked != state.answered || fs.requests() == before {
+            if state.asked != state.answered || common.requests() == before {
                 return !state.end;
             }
         }
@@ -176,7 +181,7 @@ impl CollectorHandle {
 
 /// The data of the thread.
 struct Thread {
-    timeline: Arc<Timeline>,
+    common: Arc<Common>,
     terms: Arc<Mutex<CollectionTerms>>,
     handle: Arc<CollectorHandle>,
 }
@@ -197,7 +202,6 @@ impl Thread {
                 self.report(&collected);
             }
         }
-        self.timeline.fs().set_growth_notice(0, None);
     }
 
     /// Collects garbage if it is due. Returns `None` if that is not possible now.
@@ -207,18 +211,18 @@ impl Thread {
         pinned: &BTreeSet<LayerId>,
         is_full: bool,
     ) -> Option<Collected> {
-        let due = self.timeline.is_due(policy, pinned, is_full);
+        let due = self.common.is_due(policy, pinned, is_full);
         if due == Due::Not {
             return Some(Collected::default());
         }
         if !is_full {
             for whole in [true, false] {
-                self.timeline.ask_kernel_for_states(policy, pinned, whole);
+                self.common.ask_kernel_for_states(policy, pinned, whole);
                 self.handle.pause();
             }
         }
         let _exclusive = self.wait_for_readers(due == Due::WhenIdle, is_full)?;
-        match self.timeline.collect_by(policy, pinned, &|| !self.handle.is_at_end()) {
+        match self.common.collect_by(policy, pinned, &|| !self.handle.is_at_end()) {
             Ok(collected) => Some(collected),
             Err(error) => {
                 log::warn!("collect garbage: {error}");
@@ -230,13 +234,12 @@ impl Thread {
     /// Waits until no request reads a state, and keeps new ones out. Returns `None` if that takes
     /// too long, for a full disk after the first try.
     fn wait_for_readers(&self, when_idle: bool, is_full: bool) -> Option<RwLockWriteGuard<'_, ()>> {
-        let fs = self.timeline.fs();
         let until = Instant::now() + IDLE_LIMIT;
         loop {
-            if when_idle && !self.handle.wait_for_idle(fs, until) {
+            if when_idle && !self.handle.wait_for_idle(&self.common, until) {
                 return None;
             }
-            match fs.exclusive_soon() {
+            match self.common.exclusive_soon() {
                 Some(guard) => return Some(guard),
                 None if is_full || Instant::now() >= until || self.handle.is_at_end() => {
                     return None;
@@ -257,7 +260,7 @@ impl Thread {
             );
         }
         if !collected.dropped.is_empty() {
-            self.timeline.checkpoint_names_changed();
+            self.common.checkpoint_names_changed();
         }
         if collected.bytes > 0 {
             log::info!("the garbage collection freed {} bytes", collected.bytes);

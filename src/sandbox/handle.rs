@@ -113,6 +113,7 @@ impl Sandbox {
                 self.step(&path, Step::Redo(steps)).map(Reply::Stepped)
             }
             Request::Fork { names, from } => self.fork(&names, from.as_ref()).map(Reply::Forked),
+            Request::Merge(terms) => self.merge(&terms).map(Reply::Merged),
             Request::Apply { paths, dry_run, undo, consent } => {
                 self.apply(&paths, dry_run, undo, consent).map(Reply::Applied)
             }

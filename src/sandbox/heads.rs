@@ -13,6 +13,7 @@ use crate::base::Base;
 use crate::error::Result;
 use crate::jail::Jail;
 use crate::sandbox::collector::CollectionTerms;
+use crate::sandbox::housekeeper::KeeperSlot;
 use crate::sandbox::{Fork, Policy, Rev, Sandbox, reclaimer, snapdir};
 use crate::store::Store;
 use crate::timeline::forks::HeadInfo;
@@ -24,6 +25,8 @@ pub(super) struct Shared {
     pub(super) base_path: PathBuf,
     /// The rules of the background collection.
     pub(super) terms: Arc<Mutex<CollectionTerms>>,
+    /// The background threads of the store.
+    pub(super) keeper: Arc<KeeperSlot>,
     /// The sandboxes, by head.
     heads: Mutex<BTreeMap<String, Weak<Sandbox>>>,
 }
@@ -34,6 +37,7 @@ pub(super) fn open(store: Store, base: Base, head: &str) -> Result<Arc<Sandbox>>
         store_path: store.dir().path().to_owned(),
         base_path: PathBuf::from(OsStr::from_bytes(base.path())),
         terms: Arc::default(),
+        keeper: Arc::default(),
         heads: Mutex::default(),
     });
     open_head(&Common::open(Arc::new(store), Arc::new(base))?, &shared, head)

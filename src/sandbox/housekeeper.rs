@@ -1,12 +1,14 @@
-//! The background threads of a mounted sandbox: compaction, deduplication, and garbage collection.
+//! The background threads of mounted sandboxes.
 //!
-//! * They keep the store small and quick to open. Without them the sandbox works the same.
+//! * They keep the store small and quick to open. Without them the sandboxes work the same.
+//! * Each mounted head has a thread for its journal and its edit history. A store has one thread
+//!   each for compaction, deduplication and garbage collection, as long as any head is mounted.
 //! * Compaction runs after each operation and wakes the other two, so that they work on compact
 //!   layers.
-//! * Dropping the [`Housekeeper`] ends the threads and waits for them. The next mount does
-//!   the work that they did not finish.
+//! * Dropping a [`Housekeeper`] ends the thread of its head and waits for it; dropping the last one
+//!   also ends those of the store. The next mount does the work that they did not finish.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 
@@ -14,15 +16,27 @@ use crate::fs::Tended;
 use crate::sandbox::collector::{CollectionTerms, Collector, CollectorHandle};
 use crate::sandbox::worker::{Signals, Work, Worker};
 use crate::sys;
-use crate::timeline::{Effort, Timeline};
+use crate::timeline::{Common, Effort, Timeline};
 
 /// The nice value of the deduplication thread, which computes most. It gets about a tenth of the
 /// CPU time of a program with the default value.
 const NICE: i32 = 10;
 
-/// The threads.
+/// The thread of a mounted head.
 pub(super) struct Housekeeper {
+    // Dropped first, because it wakes those of the store.
+    tending: Option<Worker>,
     timeline: Arc<Timeline>,
+    keeper: Option<Arc<StoreKeeper>>,
+    slot: Arc<KeeperSlot>,
+}
+
+/// The threads of the store, while any head is mounted.
+pub(super) type KeeperSlot = Mutex<Weak<StoreKeeper>>;
+
+/// The threads of a store.
+pub(super) struct StoreKeeper {
+    common: Arc<Common>,
     // Dropped first, because it wakes the others.
     compaction: Worker,
     dedup: Worker,
@@ -33,50 +47,87 @@ impl Housekeeper {
     /// Starts the threads. They first do what the last mount left.
     pub(super) fn start(
         timeline: &Arc<Timeline>,
-        terms: Arc<Mutex<CollectionTerms>>,
+        terms: &Arc<Mutex<CollectionTerms>>,
+        slot: &Arc<KeeperSlot>,
     ) -> std::io::Result<Housekeeper> {
-        let of_thread = Arc::clone(timeline);
-        let dedup = Worker::start("dedup", move |signals| dedup_loop(&of_thread, signals))?;
-        // An earlier housekeeper may have stopped compaction when it ended.
-        timeline.begin_compacting();
-        let collector = Collector::start(timeline, terms)?;
-        let compaction = {
-            let (timeline, dedup) = (Arc::clone(timeline), Arc::clone(&dedup.signals));
-            let collector = Arc::clone(collector.handle());
-            Worker::start("housekeeper", move |signals| {
-                compaction_loop(&timeline, signals, &dedup, &collector);
-            })?
+        let keeper = {
+            let mut running = slot.lock();
+            match running.upgrade() {
+                Some(keeper) => keeper,
+                None => {
+                    let keeper = Arc::new(StoreKeeper::start(timeline.common(), terms)?);
+                    *running = Arc::downgrade(&keeper);
+                    keeper
+                }
+            }
         };
-        compaction.signals.wake();
-        Ok(Housekeeper { timeline: Arc::clone(timeline), compaction, dedup, collector })
+        let (of_thread, compaction) =
+            (Arc::clone(timeline), Arc::clone(&keeper.compaction.signals));
+        let tending = Worker::start("housekeeper", move |signals| {
+            tending_loop(&of_thread, signals, &compaction);
+        })?;
+        keeper.collector.watch(timeline.fs());
+        tending.signals.wake();
+        Ok(Housekeeper {
+            tending: Some(tending),
+            timeline: Arc::clone(timeline),
+            keeper: Some(keeper),
+            slot: Arc::clone(slot),
+        })
     }
 
     /// Reports that an operation may have left work.
     pub(super) fn wake(&self) {
-        self.compaction.signals.wake();
+        self.tending.iter().for_each(|worker| worker.signals.wake());
     }
 
     /// The collector, to ask for space on a full disk.
-    pub(super) fn collector(&self) -> Arc<CollectorHandle> {
-        Arc::clone(self.collector.handle())
+    pub(super) fn collector(&self) -> Option<Arc<CollectorHandle>> {
+        self.keeper.as_ref().map(|keeper| Arc::clone(keeper.collector.handle()))
     }
 }
 
 impl Drop for Housekeeper {
     fn drop(&mut self) {
-        self.timeline.stop_compacting();
+        self.timeline.fs().set_growth_notice(0, None);
+        self.tending = None;
+        // While the last one ends, no other head begins to use it.
+        let _slot = self.slot.lock();
+        self.keeper = None;
+    }
+}
+
+impl StoreKeeper {
+    fn start(
+        common: &Arc<Common>,
+        terms: &Arc<Mutex<CollectionTerms>>,
+    ) -> std::io::Result<StoreKeeper> {
+        let of_thread = Arc::clone(common);
+        let dedup = Worker::start("dedup", move |signals| dedup_loop(&of_thread, signals))?;
+        // An earlier keeper may have stopped compaction when it ended.
+        common.begin_compacting();
+        let collector = Collector::start(common, Arc::clone(terms))?;
+        let compaction = {
+            let (common, dedup) = (Arc::clone(common), Arc::clone(&dedup.signals));
+            let collector = Arc::clone(collector.handle());
+            Worker::start("compaction", move |signals| {
+                compaction_loop(&common, signals, &dedup, &collector);
+            })?
+        };
+        Ok(StoreKeeper { common: Arc::clone(common), compaction, dedup, collector })
+    }
+}
+
+impl Drop for StoreKeeper {
+    fn drop(&mut self) {
+        self.common.stop_compacting();
         self.dedup.signals.end();
         self.collector.handle().end();
     }
 }
 
-/// Compacts journals and edit histories, then wakes the other threads.
-fn compaction_loop(
-    timeline: &Timeline,
-    signals: &Arc<Signals>,
-    dedup: &Signals,
-    collector: &CollectorHandle,
-) {
+/// Shortens the journal of a head and its edit history, then wakes the compaction of the store.
+fn tending_loop(timeline: &Timeline, signals: &Arc<Signals>, compaction: &Signals) {
     let fs = timeline.fs();
     let notified = Arc::clone(signals);
     fs.set_edit_notice(Some(Box::new(move || notified.notice_edit())));
@@ -88,12 +139,8 @@ fn compaction_loop(
         {
             log::warn!("compact the journal of the upper layer: {error}");
         }
-        if operation && let Err(error) = timeline.compact(Effort::WhereItPays) {
-            log::warn!("compact the sealed layers: {error}");
-        }
         if operation {
-            dedup.wake();
-            collector.wake();
+            compaction.wake();
         }
         if timeline.maintain_edit_history(false) == Tended::Later {
             signals.look_at_edits_later();
@@ -103,17 +150,33 @@ fn compaction_loop(
     fs.set_journal_notice(None);
 }
 
+/// Compacts sealed layers, then wakes the other threads.
+fn compaction_loop(
+    common: &Common,
+    signals: &Signals,
+    dedup: &Signals,
+    collector: &CollectorHandle,
+) {
+    while signals.wait().is_some() {
+        if let Err(error) = common.compact(Effort::WhereItPays) {
+            log::warn!("compact the sealed layers: {error}");
+        }
+        dedup.wake();
+        collector.wake();
+    }
+}
+
 /// Stores equal content once and packs small layers, slowly while the mount is in use.
-fn dedup_loop(timeline: &Timeline, signals: &Signals) {
+fn dedup_loop(common: &Common, signals: &Signals) {
     if let Err(error) = sys::process::set_nice(NICE) {
         log::debug!("lower the priority of the deduplication thread: {error}");
     }
-    let go = || signals.rest(timeline.fs());
+    let go = || signals.rest(common.requests());
     while signals.wait().is_some() {
-        if let Err(error) = timeline.dedup(&go) {
+        if let Err(error) = common.dedup(&go) {
             log::warn!("deduplicate content: {error}");
         }
-        if let Err(error) = timeline.pack(Effort::WhereItPays, &go) {
+        if let Err(error) = common.pack(Effort::WhereItPays, &go) {
             log::warn!("pack older layers: {error}");
         }
         // This work, and the compaction before it, loaded old states into memory.

@@ -101,6 +101,7 @@ mod handle;
 mod heads;
 mod housekeeper;
 mod maintenance;
+mod merge;
 mod reply;
 mod request;
 mod restore;
@@ -143,9 +144,9 @@ pub(crate) use base_location::is_base_of;
 pub use changes::{Change, ChangeKind, Changes};
 pub use reply::{
     Applied, Checked, Checkpoint, Collected, EditKind, FileEdit, Fork, Info, LayerSpace,
-    MAX_NOT_KEPT, Node, Operation, Reply, Restored, Shown, Status, Stepped,
+    MAX_NOT_KEPT, Merged, Node, Operation, Reply, Restored, Shown, Status, Stepped,
 };
-pub use request::{Detail, FileRev, Request, Rev};
+pub use request::{Detail, FileRev, MergeTerms, Request, Rev};
 pub use restore::ReplacedState;
 
 /// The name of the first head of a store.
@@ -294,9 +295,9 @@ impl Sandbox {
     /// Starts the background threads.
     pub fn attach(&self, kernel: Arc<dyn Kernel>) {
         self.timeline.set_kernel(Some(kernel));
-        match Housekeeper::start(&self.timeline, Arc::clone(&self.shared.terms)) {
+        match Housekeeper::start(&self.timeline, &self.shared.terms, &self.shared.keeper) {
             Ok(housekeeper) => {
-                self.fs().set_reclaimer(reclaimer(&self.timeline, Some(housekeeper.collector())));
+                self.fs().set_reclaimer(reclaimer(&self.timeline, housekeeper.collector()));
                 *self.housekeeper.lock() = Some(housekeeper);
             }
             Err(error) => log::warn!("start the background threads of the store: {error}"),

@@ -42,6 +42,8 @@ pub enum Reply {
     Forked(Vec<Fork>),
     /// To `Forks`, sorted by name.
     Forks(Vec<Fork>),
+    /// To `Merge`.
+    Merged(Merged),
 }
 
 impl Reply {
@@ -51,6 +53,7 @@ impl Reply {
             Reply::Diff(changes) => Some(changes),
             Reply::Restored(restored) => Some(&mut restored.changes),
             Reply::Applied(applied) => Some(&mut applied.changes),
+            Reply::Merged(merged) => Some(&mut merged.changes),
             Reply::Shown(_)
             | Reply::Status(_)
             | Reply::Log(_)
@@ -271,6 +274,8 @@ pub struct Status {
     /// Whether a sync of the store failed. Then the tree is read-only until the next mount, and
     /// changes that were not synced before may be lost.
     pub sync_failed: bool,
+    /// The files with conflict markers of a merge.
+    pub unresolved: Vec<TreePath>,
     /// `Some` if an apply failed and its rollback is not finished: the paths of the base that are
     /// not rolled back, with the reason. The root stands for a reason without a path.
     pub rollback: Option<Vec<(TreePath, String)>>,
@@ -309,7 +314,7 @@ pub struct Operation {
     /// When it was done.
     pub time: Timestamp,
     /// Its kind: `create`, `checkpoint`, `seal`, `restore`, `discard`, `apply`, `undo apply`,
-    /// `op restore`, `fork` or `drop fork`.
+    /// `op restore`, `fork`, `drop fork` or `merge`.
     pub verb: String,
     /// Its object, for people.
     pub description: String,
@@ -333,6 +338,30 @@ pub struct Restored {
     pub detached: Vec<TreePath>,
     /// The changed paths, from the tree before to the tree now. A rewritten file counts as
     /// modified, even if its bytes are equal.
+    pub changes: Changes,
+}
+
+/// The result of a merge or its dry run.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Merged {
+    /// The head that was merged.
+    pub head: String,
+    /// The head that it was merged into.
+    pub into: String,
+    /// Paths that both heads changed differently, sorted: what this head did, and what the other one
+    /// did, for people. With any of them, nothing was changed. At most 10,000.
+    pub conflicts: Vec<(TreePath, String, String)>,
+    /// The number of all conflicts.
+    pub conflict_count: u64,
+    /// Files with conflict markers.
+    pub unresolved: Vec<TreePath>,
+    /// The automatic seal with the tree as it was before.
+    pub before: Option<LayerId>,
+    /// As for [`Restored`].
+    pub undo: Option<u64>,
+    /// Paths at which mounts were detached.
+    pub detached: Vec<TreePath>,
+    /// As for [`Restored`].
     pub changes: Changes,
 }
 

@@ -107,6 +107,27 @@ pub enum Detail {
     Patch,
 }
 
+/// What is merged, and who wins where.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MergeTerms {
+    /// The name of the other head.
+    pub head: String,
+    /// Merges only these paths and all below them; everything if empty.
+    pub paths: Vec<TreePath>,
+    /// Only lists what would change.
+    pub dry_run: bool,
+    /// Writes conflicts of text into the files.
+    pub markers: bool,
+    /// Decides conflicts at and below these paths for this head.
+    pub ours: Vec<TreePath>,
+    /// Decides conflicts at and below these paths for the other head.
+    pub theirs: Vec<TreePath>,
+    /// Patterns of paths that are taken from one head as a whole, besides `.git`.
+    pub units: Vec<Vec<u8>>,
+    /// As for [`Request::Restore`].
+    pub detach_mounts: bool,
+}
+
 /// A request to a sandbox. [`Sandbox::handle`](crate::sandbox::Sandbox::handle) answers it with the
 /// [`Reply`](crate::sandbox::Reply) variant that names it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -248,6 +269,8 @@ pub enum Request {
     },
     /// Lists the heads.
     Forks,
+    /// Merges another head into this one.
+    Merge(MergeTerms),
     /// Removes a head that is not mounted. [`Request::Gc`] frees what only it needed.
     DropFork {
         /// The name of the head.
@@ -264,6 +287,7 @@ impl Request {
             | Request::Restore { .. }
             | Request::Discard { .. }
             | Request::OpRestore { .. }
+            | Request::Merge(_)
             | Request::Apply { .. } => true,
             Request::Status
             | Request::Log

@@ -25,11 +25,22 @@ impl Sandbox {
         dry_run: bool,
         mounts: Mounts,
     ) -> Result<Restored> {
-        let target = self.target(to)?;
+        let target = self.restorable(to)?;
         if !paths.is_empty() && !paths.iter().any(TreePath::is_root) {
             return self.restore_paths(target, paths, dry_run, mounts);
         }
         self.replace((OpVerb::Restore, mounts), target, self.describe(target), dry_run)
+    }
+
+    /// The sealed state that a restore goes to. The present tree of another head is sealed for it.
+    fn restorable(&self, to: &Rev) -> Result<Target> {
+        match to {
+            Rev::Head { head, back: 0 } if head != self.head_name() => {
+                let why = format!("before a restore in head '{}'", self.head_name());
+                self.head(head)?.timeline.seal_for_other(&why)
+            }
+            _ => self.target(to),
+        }
     }
 
     pub(super) fn discard(&self, mounts: Mounts) -> Result<Restored> {

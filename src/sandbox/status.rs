@@ -49,6 +49,7 @@ impl Sandbox {
             refused_count,
             base_problems: self.base_problems(flushed.err()),
             sync_failed: self.fs().sync_has_failed(),
+            unresolved: self.timeline.unresolved()?,
             rollback: self.timeline.unfinished_rollback(),
         })
     }

@@ -9,8 +9,6 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 
-use crate::fs::Fs;
-
 /// How long a worker rests after each part of its work while other requests arrive.
 const REST: Duration = Duration::from_millis(20);
 /// How long after a notice the edit histories are looked at. Files are usually edited several times
@@ -39,7 +37,7 @@ struct Pending {
     /// The journal of the upper layer became long.
     journal: bool,
     end: bool,
-    /// The request count of the filesystem at the last rest.
+    /// The request count at the last rest.
     requests: u64,
 }
 
@@ -117,13 +115,14 @@ impl Signals {
         self.changed.notify_one();
     }
 
-    /// Rests for [`REST`] if requests arrived since the last call. Returns false at the end.
-    pub(super) fn rest(&self, fs: &Fs) -> bool {
+    /// Rests for [`REST`] if requests arrived since the last call. `requests` is their number.
+    /// Returns false at the end.
+    pub(super) fn rest(&self, requests: u64) -> bool {
         let mut state = self.state.lock();
-        if !state.end && state.requests != fs.requests() {
+        if !state.end && state.requests != requests {
             self.changed.wait_while_for(&mut state, |state| !state.end, REST);
         }
-        state.requests = fs.requests();
+        state.requests = requests;
         !state.end
     }
 }

@@ -254,19 +254,18 @@ fn records_of_heads() {
     check(&[(HoldsRecord { layers: [LayerId(1), LayerId(300)].into() }, "0201fb2c01")]);
     check(&[(FirstHeadRecord { layer: LayerId(300) }, "fb2c01")]);
     let fork = ForkPoint { head: "main".into(), layer: LayerId(7), time: T, since: LayerId(9) };
-    let merge = MergePoint { layer: LayerId(8), since: LayerId(300) };
+    let merge = MergePoint { layer: LayerId(8), into: LayerId(20), since: LayerId(300) };
+    let unresolved = [TreePath::parse(b"a").unwrap()].into();
     check(&[
-        (
-            HeadRecord { layer: LayerId(300), forked_from: None, merged: BTreeMap::new() },
-            "fb2c010000",
-        ),
+        (HeadRecord::first(LayerId(300)), "fb2c01000000"),
         (
             HeadRecord {
                 layer: LayerId(300),
                 forked_from: Some(fork),
                 merged: [("a".to_owned(), merge)].into(),
+                unresolved,
             },
-            "fb2c0101046d61696e0703050901016108fb2c01",
+            "fb2c0101046d61696e070305090101610814fb2c01010161",
         ),
     ]);
 }
@@ -302,6 +301,7 @@ fn records_of_the_store_and_its_operations() {
         (op(OpVerb::OpRestore), "046d61696e0305070164010100"),
         (op(OpVerb::Fork), "046d61696e0305080164010100"),
         (op(OpVerb::DropFork), "046d61696e0305090164010100"),
+        (op(OpVerb::Merge), "046d61696e03050a0164010100"),
     ]);
 }
 

@@ -19,7 +19,7 @@ use crate::store::layer::{LayerInfo, Trust};
 use crate::store::ledger::{self, LedgerRecord};
 use crate::store::pack::Packs;
 use crate::store::record::{FirstHeadRecord, HeadRecord, HoldsRecord, MergePoint};
-use crate::types::LayerId;
+use crate::types::{LayerId, TreePath};
 
 /// The directory of the heads.
 pub(super) const HEADS: &str = "heads";
@@ -189,10 +189,22 @@ impl Store {
         self.put_head(name, &record)
     }
 
+    /// Records the files of a head that have conflict markers.
+    ///
+    /// # Errors
+    /// As [`Store::set_head`].
+    pub fn set_unresolved(&self, name: &str, paths: BTreeSet<TreePath>) -> Result<()> {
+        let missing = || Error::damage(format!("read head '{name}'"), "it is missing");
+        let mut record = self.head(name)?.ok_or_else(missing)?;
+        record.unresolved = paths;
+        self.require_format(FORMAT_WITH_FORKS)?;
+        self.put_head(name, &record)
+    }
+
     fn put_head(&self, name: &str, record: &HeadRecord) -> Result<()> {
         let file = head_file(name);
         let number = self.next_number_of(&file);
-        if record.forked_from.is_none() && record.merged.is_empty() {
+        if record.is_first() {
             let first = FirstHeadRecord { layer: record.layer };
             record_file::publish(&self.heads, name, &first, number, self.durable)?;
         } else {

@@ -154,12 +154,24 @@ pub struct HeadRecord {
     pub forked_from: Option<ForkPoint>,
     /// The heads that were merged into this one, by name.
     pub merged: BTreeMap<String, MergePoint>,
+    /// The files into which the last merge wrote conflict markers. Some may have none any more.
+    pub unresolved: BTreeSet<TreePath>,
 }
 
 impl HeadRecord {
     /// The record of a head that was neither forked nor merged.
     pub fn first(layer: LayerId) -> HeadRecord {
-        HeadRecord { layer, forked_from: None, merged: BTreeMap::new() }
+        HeadRecord {
+            layer,
+            forked_from: None,
+            merged: BTreeMap::new(),
+            unresolved: BTreeSet::new(),
+        }
+    }
+
+    /// Whether the record is one of a head that was neither forked nor merged.
+    pub fn is_first(&self) -> bool {
+        self.forked_from.is_none() && self.merged.is_empty() && self.unresolved.is_empty()
     }
 
     /// The layers of this head have at least this number. An earlier head of the same name may have
@@ -176,7 +188,7 @@ impl HeadRecord {
     /// The sealed layers that the record needs, besides its top.
     pub fn named(&self) -> impl Iterator<Item = LayerId> + '_ {
         let forked = self.forked_from.iter().map(|fork| fork.layer);
-        forked.chain(self.merged.values().map(|merge| merge.layer))
+        forked.chain(self.merged.values().flat_map(|merge| [merge.layer, merge.into]))
     }
 }
 
@@ -198,6 +210,9 @@ pub struct ForkPoint {
 pub struct MergePoint {
     /// The sealed state of the other head that was merged.
     pub layer: LayerId,
+    /// The sealed state of this head that the merge led to. If this head does not come from it any
+    /// more, the merge was undone and does not count.
+    pub into: LayerId,
     /// [`HeadRecord::since`] of the other head. A later head of the same name has another one.
     pub since: LayerId,
 }
@@ -249,6 +264,8 @@ pub enum OpVerb {
     Fork,
     /// Another head was dropped. The description is its name.
     DropFork,
+    /// Another head was merged into this one. The description has its name.
+    Merge,
 }
 
 /// A record of `identities`.

@@ -33,10 +33,29 @@ impl Store {
         layers.iter().try_for_each(|layer| self.remove_directory(*layer))
     }
 
+    /// Removes a layer to which nothing leads, as [`Store::remove_layer`]. If it is the newest one,
+    /// its empty directory stays, so that its number is not used again.
+    ///
+    /// # Errors
+    /// As [`Store::remove_layer`].
+    pub fn remove_unused(&self, layer: LayerId) -> Result<()> {
+        if layer.0 + 1 < self.next_layer().0 {
+            return self.remove_layer(layer);
+        }
+        self.note_gone(&[layer])?;
+        self.remove_files(layer)
+    }
+
     pub(in crate::store) fn remove_directory(&self, layer: LayerId) -> Result<()> {
         let name = layer::dir_name(layer);
         let exists = self.layers.dir.size(&name)?.is_some();
-        if exists {
+        self.remove_files(layer)?;
+        let what = || format!("remove {}", self.layers.dir.show(&name));
+        if exists { disk::remove_dir(&self.layers.dir, &name).attempt(what) } else { Ok(()) }
+    }
+
+    fn remove_files(&self, layer: LayerId) -> Result<()> {
+        if self.layers.dir.size(&layer::dir_name(layer))?.is_some() {
             let dir = self.layers.dir_of(layer)?;
             for file in
                 [JOURNAL, POOL, INDEX, SUMS, MAP, "journal.new", "index.new", "sums.new", "map.new"]
@@ -44,13 +63,10 @@ impl Store {
                 dir.remove(file)?;
             }
         }
-        {
-            let mut state = self.state.lock();
-            state.catalog.remove(&layer);
-            state.contents.remove(&layer);
-        }
-        let what = || format!("remove {}", self.layers.dir.show(&name));
-        if exists { disk::remove_dir(&self.layers.dir, &name).attempt(what) } else { Ok(()) }
+        let mut state = self.state.lock();
+        state.catalog.remove(&layer);
+        state.contents.remove(&layer);
+        Ok(())
     }
 
     /// Removes a layer that was just created and that nothing refers to. No start finds it any

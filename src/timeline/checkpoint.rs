@@ -78,13 +78,20 @@ impl Timeline {
     /// if this call sealed one.
     pub(super) fn seal_present(&self, why: &str) -> Result<(Target, Option<LayerId>)> {
         let epoch = self.epoch();
-        if !self.fs.upper_is_changed() {
+        if self.is_sealed() {
             return Ok((Target { layer: self.parent(), epoch }, None));
         }
         let layer = self.seal(automatic(format!("before {why}")))?;
         let sealed = Target { layer: Some(layer), epoch };
         self.log_operation(OpVerb::Seal, format!("before {why}"), sealed)?;
         Ok((sealed, Some(layer)))
+    }
+
+    /// Whether a sealed state, or the base, is what the tree shows. If the seal of the layer below
+    /// the upper one failed, that layer is sealed by the next seal that succeeds.
+    pub(super) fn is_sealed(&self) -> bool {
+        let is_sealed = |layer| self.store.layer(layer).is_some_and(|info| info.seal.is_some());
+        !self.fs.upper_is_changed() && self.parent().is_none_or(is_sealed)
     }
 
     /// Logs that `layer` seals the writes that arrived until the switch to another state, and

@@ -150,8 +150,6 @@ impl Common {
                 && !(heads.contains(head) && self.store.is_of(info, head))
         };
         let catalog = self.store.catalog();
-        // The newest layer stays, so that its number is not used again.
-        let older = catalog.iter().rev().skip(1);
-        older.filter(|info| is_dropped(info)).map(|info| info.header.layer).collect()
+        catalog.iter().filter(|info| is_dropped(info)).map(|info| info.header.layer).collect()
     }
 }

@@ -9,13 +9,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::error::{Error, Kind, Result};
+use crate::error::{Attempt, Error, Kind, Result};
 use crate::store::record::{ForkPoint, HeadRecord, LayerKind, MergePoint, OpVerb};
 use crate::sys::clock;
 use crate::timeline::checkpoint::{automatic, is_valid_name, seal_unused};
 use crate::timeline::heads::no_head;
-use crate::timeline::{Common, Target, Timeline};
-use crate::types::{Epoch, LayerId, Timestamp};
+use crate::timeline::{Common, Target, Timeline, merge};
+use crate::types::{Epoch, LayerId, Timestamp, TreePath};
 
 /// The most heads of a store.
 const MAX_HEADS: usize = 4096;
@@ -49,7 +49,7 @@ impl Timeline {
         let during = |error: Error| error.during(attempt());
         self.check_new_names(names)?;
         let (layer, epoch) = match from {
-            None => self.sealed_now().map_err(during)?,
+            None => self.sealed_now("before fork").map_err(during)?,
             Some(Target { layer: Some(layer), epoch }) => {
                 self.check_epoch(epoch)?;
                 (layer, epoch)
@@ -62,7 +62,12 @@ impl Timeline {
             time: clock::now(),
             since: self.store.next_layer(),
         };
-        let record = HeadRecord { layer, forked_from: Some(point), merged: BTreeMap::new() };
+        let record = HeadRecord {
+            layer,
+            forked_from: Some(point),
+            merged: BTreeMap::new(),
+            unresolved: BTreeSet::new(),
+        };
         // An earlier head of the same name may have left its history.
         names.iter().try_for_each(|name| self.store.remove_edits(name)).map_err(during)?;
         names.iter().for_each(|name| self.forget_dormant(name));
@@ -75,13 +80,24 @@ impl Timeline {
         Ok(records.iter().map(|(name, record)| info_of(name, record, record.layer, None)).collect())
     }
 
+    /// Seals the tree as it is now unless it is sealed, for an operation of another head. The message
+    /// of the seal is `why`.
+    ///
+    /// # Errors
+    /// A failure of the store.
+    pub fn seal_for_other(&self, why: &str) -> Result<Target> {
+        let _operation = self.lock_operation();
+        let (layer, epoch) = self.sealed_now(why)?;
+        Ok(Target { layer: Some(layer), epoch })
+    }
+
     /// The sealed layer with the tree as it is now. Seals it unless it is sealed.
-    fn sealed_now(&self) -> Result<(LayerId, Epoch)> {
+    fn sealed_now(&self, why: &str) -> Result<(LayerId, Epoch)> {
         self.flush()?;
         let epoch = self.epoch();
         match self.parent() {
-            Some(layer) if !self.fs.upper_is_changed() => Ok((layer, epoch)),
-            _ => Ok((self.seal(automatic("before fork".to_owned()))?, epoch)),
+            Some(layer) if self.is_sealed() => Ok((layer, epoch)),
+            _ => Ok((self.seal(automatic(why.to_owned()))?, epoch)),
         }
     }
 
@@ -142,7 +158,7 @@ impl Timeline {
         let logged = self.log_operation(OpVerb::DropFork, name.to_owned(), to);
         let removed = self.store.remove_edits(name).and_then(|()| {
             let layers: Vec<LayerId> = self.layers_of_dropped_heads().into_iter().rev().collect();
-            layers.iter().try_for_each(|layer| self.store.remove_layer(*layer))
+            layers.iter().try_for_each(|layer| self.store.remove_unused(*layer))
         });
         if let Err(error) = removed {
             // Nothing leads to the rest. The next gc takes the layers, and the next head of this
@@ -152,16 +168,49 @@ impl Timeline {
         logged.map(drop).map_err(done)
     }
 
-    /// Records that the sealed state `layer` of another head was merged into this one. The caller
-    /// holds the operation lock.
+    /// Records that the sealed state `layer` of another head was merged into this one, which led to
+    /// the state `into`. The caller holds the operation lock.
     ///
     /// # Errors
     /// There is no such head, or a failure of the store.
-    pub fn note_merged(&self, other: &str, layer: LayerId) -> Result<()> {
+    pub fn note_merged(&self, other: &str, layer: LayerId, into: LayerId) -> Result<()> {
         let records = self.store.head_records()?;
         let Some(record) = records.get(other) else { return Err(no_head("merge", other)) };
-        let point = MergePoint { layer, since: record.since() };
+        let point = MergePoint { layer, into, since: record.since() };
         self.with_reserve(|| self.store.set_merged(&self.head, other, point.clone()))
+    }
+}
+
+impl Timeline {
+    /// Records the files into which a merge is about to write conflict markers, and those that still
+    /// have some of an earlier merge.
+    ///
+    /// # Errors
+    /// A failure of the store.
+    pub(super) fn note_unresolved(&self, paths: &[TreePath]) -> Result<()> {
+        if paths.is_empty() {
+            return Ok(());
+        }
+        let mut all: BTreeSet<TreePath> = self.unresolved()?.into_iter().collect();
+        all.extend(paths.iter().cloned());
+        self.with_reserve(|| self.store.set_unresolved(&self.head, all.clone()))
+    }
+
+    /// The files into which merges wrote conflict markers, as far as they still have some.
+    ///
+    /// # Errors
+    /// Damage of the head's record, or a failure of reading the files.
+    pub fn unresolved(&self) -> Result<Vec<TreePath>> {
+        let record = self.store.head(&self.head)?;
+        let mut unresolved = Vec::new();
+        let state = self.fs.state();
+        for path in record.into_iter().flat_map(|record| record.unresolved) {
+            let has_markers = merge::has_markers(&state, &path);
+            if has_markers.attempt(|| format!("read '{path}'"))? {
+                unresolved.push(path);
+            }
+        }
+        Ok(unresolved)
     }
 }
 
@@ -189,20 +238,23 @@ impl Common {
         let records = self.store.head_records()?;
         let record = |name: &str| records.get(name).ok_or_else(|| no_head("find", name));
         let (of_a, of_b) = (record(a)?, record(b)?);
-        let merged = |into: &HeadRecord, other: &str, of_other: &HeadRecord| {
-            let point = into.merged.get(other).filter(|point| point.since == of_other.since());
-            point.map(|point| point.layer)
-        };
         let line = |name: &str| -> Result<BTreeSet<LayerId>> {
             let line = self.lineage_of(name)?;
             Ok(line.into_iter().filter(|l| l.seal.is_some()).map(|l| l.header.layer).collect())
         };
         let (line_a, line_b) = (line(a)?, line(b)?);
+        let merged = |(line, into): (&BTreeSet<LayerId>, &HeadRecord), other, since| {
+            let point = into
+                .merged
+                .get(other)
+                .filter(|point: &&MergePoint| point.since == since && line.contains(&point.into));
+            point.map(|point| point.layer)
+        };
         let newest = line_a
             .intersection(&line_b)
             .copied()
-            .chain(merged(of_a, b, of_b))
-            .chain(merged(of_b, a, of_a))
+            .chain(merged((&line_a, of_a), b, of_b.since()))
+            .chain(merged((&line_b, of_b), a, of_a.since()))
             .filter_map(|layer| self.store.layer(layer))
             .filter(|info| info.seal.is_some())
             .max_by_key(|info| info.header.layer);

@@ -10,7 +10,7 @@ use parking_lot::{Mutex, MutexGuard, RwLock, RwLockWriteGuard};
 use crate::base::Base;
 use crate::error::{Error, Kind, Result};
 use crate::fs::merged::pre_images::PreHistory;
-use crate::fs::{Fs, State};
+use crate::fs::{Fs, Invalidations, State};
 use crate::store::Store;
 use crate::store::layer::LayerInfo;
 use crate::timeline::apply::protected::Protected;
@@ -19,7 +19,7 @@ use crate::timeline::base_identity::BaseIdentity;
 use crate::timeline::dormant::Dormant;
 use crate::timeline::{Timeline, TreeCache, apply, base_identity, dedup, epoch_of, reopen};
 use crate::tree::Tree;
-use crate::types::{Epoch, LayerId};
+use crate::types::{Epoch, LayerId, NodeId};
 
 /// How long [`Common::exclusive_soon`] waits. Not longer, because a reader may wait for its caller.
 const SOON: Duration = Duration::from_millis(300);
@@ -168,6 +168,17 @@ impl Common {
         }
         let why = "gc removed the pre-images of a later apply";
         Err(Error::new(Kind::NoStore, format!("go back to epoch {} of the base", epoch.0), why))
+    }
+
+    /// Invalidates the kernel's listings of the checkpoints, in the mounts of all heads.
+    pub fn checkpoint_names_changed(&self) {
+        let listing = [NodeId::CHECKPOINTS];
+        let what = Invalidations { listings: listing.into(), ..Invalidations::default() };
+        for head in self.open_heads() {
+            if let Err(error) = head.kernel().invalidate(&what) {
+                log::warn!("the listing of the checkpoints in the mount may be old: {error}");
+            }
+        }
     }
 
     /// The oldest epoch whose pre-images are all there.

@@ -25,6 +25,7 @@ pub mod gc;
 pub mod heads;
 mod journal;
 mod lineage;
+pub mod merge;
 pub mod mounts;
 mod pack;
 mod reopen;
@@ -41,14 +42,14 @@ use crate::base::Base;
 use crate::error::{Attempt, Result};
 use crate::fs::merged::lower::Lower;
 use crate::fs::merged::pre_images::PreHistory;
-use crate::fs::{Fs, Invalidations, Kernel, State};
+use crate::fs::{Fs, Kernel, State};
 use crate::jail::Jail;
 use crate::store::Store;
 use crate::store::layer::Upper;
 use crate::store::record::{LayerKind, OpRecord, OpVerb};
 use crate::sys::clock;
 use crate::tree::Tree;
-use crate::types::{Epoch, LayerId, NodeId};
+use crate::types::{Epoch, LayerId};
 
 use apply::unfinished::UnfinishedRollback;
 pub use compact::Effort;
@@ -168,15 +169,6 @@ impl Timeline {
         self.kernel().flush()
     }
 
-    /// Invalidates the kernel's listing of the checkpoints.
-    pub fn checkpoint_names_changed(&self) {
-        let listing = [NodeId::CHECKPOINTS];
-        let what = Invalidations { listings: listing.into(), ..Invalidations::default() };
-        if let Err(error) = self.kernel().invalidate(&what) {
-            log::warn!("the listing of the checkpoints in the mount may be old: {error}");
-        }
-    }
-
     /// The epoch of the base below the present state.
     fn epoch(&self) -> Epoch {
         self.fs.state().lower.epoch()
@@ -263,5 +255,6 @@ pub fn verb_text(verb: OpVerb) -> &'static str {
         OpVerb::OpRestore => "op restore",
         OpVerb::Fork => "fork",
         OpVerb::DropFork => "drop fork",
+        OpVerb::Merge => "merge",
     }
 }

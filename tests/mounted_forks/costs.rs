@@ -32,7 +32,7 @@ fn memory(pid: i32) -> u64 {
 }
 
 /// 100 forks in the time of one command; mounted, in 20 KiB of store and 1 MiB of memory each. A
-/// debug build on a busy machine may take ten times as long.
+/// debug build on a busy machine may take many times as long.
 #[test]
 fn a_hundred_forks_cost_little() {
     let forked = Forked::new("mkdir dir; for n in $(seq 200); do echo $n > dir/$n; done");
@@ -40,7 +40,7 @@ fn a_hundred_forks_cost_little() {
     live.sh("for n in $(seq 100); do echo changed > dir/$n; done");
     live.checkpoint("before");
     live.jailfs(&["fork", "first"]);
-    let (store, slack) = (on_disk(&live.store), 10.0);
+    let (store, slack) = (on_disk(&live.store), 30.0);
     let start = Instant::now();
     live.jailfs(&["fork", "plain", "-n", &FORKS.to_string()]);
     let unmounted = start.elapsed();

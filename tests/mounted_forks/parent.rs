@@ -16,7 +16,7 @@ fn a_parent_notices_nothing_of_twenty_forks() {
     live.sh("echo changed > dir/1; echo new > dir/new; mv dir/3 dir/moved");
     let mut shell = Shell::start(&live.mnt.join("dir"));
     let mut puppet = live.puppet("dir");
-    puppet.run("f = os.open('new', os.O_RDWR); m = mapped('../mapped'); m[0] = 65");
+    puppet.run("f = os.open('new', os.O_RDWR); m = mapped('../mapped'); m[0] = 65; m.flush()");
     let before = seen(&live.mnt);
     live.jailfs(&["fork", "try", forked.dir.to_str().unwrap(), "-n", "20"]);
     let names: Vec<String> = (1..=20).map(|n| format!("try-{n}")).collect();

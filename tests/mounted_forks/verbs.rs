@@ -17,7 +17,7 @@ fn every_verb_means_the_head_of_its_mount() {
     write(try_it.join("dir/2"), "tried\n");
     assert_eq!(forked.run_in(&main, &["diff"]), "M\tdir/1\n");
     assert_eq!(forked.run_in(&try_it, &["diff"]), "M\tdir/1\nM\tdir/2\n");
-    assert_eq!(forked.run_in(&try_it.join("dir"), &["diff", "@-1", "2"]), "M\tdir/2\n");
+    assert_eq!(forked.run_in(&try_it.join("dir"), &["diff", "@-1", "./2"]), "M\tdir/2\n");
     assert_eq!(forked.run_in(&main.join("dir"), &["--head", "try", "show", "@:2"]), "tried\n");
     assert_eq!(forked.run_in(&try_it, &["--head", "main", "show", "@:dir/2"]), "2\n");
     // The states of other heads.

@@ -320,7 +320,7 @@ impl Common {
             self.unmark_checkpoint(&info)?;
         }
         for layer in unwritten.iter().chain(&self.abandoned()?) {
-            self.store.remove_layer(*layer)?;
+            self.store.remove_unused(*layer)?;
         }
         self.store.remove_incomplete_layers()?;
         let mut rewriting = self.store.journal_rewriter();

@@ -107,7 +107,12 @@ impl Timeline {
     }
 
     /// Makes the head's record name the layer `next`, and logs the sealed state.
-    fn publish_sealed(&self, changed: &Changed, next: LayerId, attempt: &str) -> Result<()> {
+    pub(in crate::timeline) fn publish_sealed(
+        &self,
+        changed: &Changed,
+        next: LayerId,
+        attempt: &str,
+    ) -> Result<()> {
         changed.sealed.clone()?;
         self.with_reserve(|| self.store.set_head(&self.head, next))?;
         self.trees.lock().keep(changed.layer, changed.from.tree.clone());

@@ -1,0 +1,122 @@
+//! Merges another head into ours, three-way: what each head changed since their merge base is in
+//! the result.
+//!
+//! * Names and records merge apart: rename here and edit there give a renamed, edited file. Nodes
+//!   are followed by inode number.
+//! * A path that both heads changed differently is a conflict, and then nothing is changed, unless
+//!   the caller decides it.
+//! * Equal changes never conflict: bytes are compared where records differ.
+//! * A merge with an unchanged head gives the other one.
+//!
+//! [`three`] tells what the heads changed, [`names`] and [`nodes`] decide, [`install`] makes the
+//! edits. The cost is that of the changes of the heads.
+
+mod conflict;
+mod fields;
+mod glob;
+mod install;
+mod late;
+mod lines;
+mod names;
+mod nodes;
+mod perform;
+mod rules;
+mod scope;
+#[cfg(test)]
+mod tests;
+mod three;
+mod view;
+
+use std::collections::BTreeMap;
+
+use crate::error::FsResult;
+use crate::fs::State;
+use crate::store::content::pool::PoolWriter;
+use crate::tree::Edit;
+use crate::types::{FileKind, TreePath};
+
+pub use conflict::{Conflict, Did};
+pub use fields::FieldDiff;
+pub use glob::Glob;
+use install::NameChange;
+use names::Names;
+use nodes::{MergedNode, Nodes};
+pub use perform::MergeOutcome;
+pub use rules::Rules;
+use scope::Scope;
+use three::Three;
+use view::Places;
+
+/// What a merge does, before anything is changed.
+pub(in crate::timeline) struct Plan<'a> {
+    three: &'a Three<'a>,
+    names: Vec<NameChange>,
+    nodes: Vec<MergedNode>,
+    /// The paths that neither head wins, sorted. With any of them, the plan must not be carried
+    /// out.
+    conflicts: Vec<Conflict>,
+    /// The files with markers.
+    unresolved: Vec<TreePath>,
+}
+
+/// Computes what a merge does, and passes it to `then`.
+///
+/// # Errors
+/// Those of reading the base, and of `then`.
+pub(in crate::timeline) fn with_plan<T>(
+    (base, ours, theirs): (&State, &State, &State),
+    rules: &Rules,
+    then: impl FnOnce(&Plan<'_>) -> FsResult<T>,
+) -> FsResult<T> {
+    let places = Places::default();
+    let three = Three::new(&places, base, ours, theirs)?;
+    let scope = Scope::of(&three, rules)?;
+    let mut nodes = Nodes::merge(&three, rules, &scope.nodes)?;
+    let names = Names::merge(&three, rules, scope.names)?;
+    let mut conflicts: BTreeMap<TreePath, Conflict> = names.conflicts.clone();
+    nodes.drop_others(|ino| names.has_name(ino))?;
+    let of_nodes = nodes.conflicts.into_iter().map(|(_, conflict)| conflict);
+    for conflict in of_nodes.chain(scope.conflicts) {
+        conflicts.entry(conflict.path.clone()).or_insert(conflict);
+    }
+    then(&Plan {
+        three: &three,
+        names: names.changes(),
+        nodes: nodes.merged,
+        conflicts: conflicts.into_values().collect(),
+        unresolved: nodes.unresolved.into_iter().map(|(_, path)| path).collect(),
+    })
+}
+
+/// Whether a file still has conflict markers. False for a path that is no file, and for a file that
+/// is too large to have been merged by lines.
+///
+/// # Errors
+/// Those of reading the file.
+pub(in crate::timeline) fn has_markers(state: &State, path: &TreePath) -> FsResult<bool> {
+    let found = state.resolve(path)?;
+    match state.kind_and_size(&found) {
+        Some((FileKind::File, size)) if size <= lines::LARGEST && !state.is_hidden(&found) => {
+            Ok(lines::has_markers(&state.read_all(&found)?))
+        }
+        _ => Ok(false),
+    }
+}
+
+impl Plan<'_> {
+    pub(in crate::timeline) fn conflicts(&self) -> &[Conflict] {
+        &self.conflicts
+    }
+
+    pub(in crate::timeline) fn unresolved(&self) -> &[TreePath] {
+        &self.unresolved
+    }
+
+    /// The edits that turn our head into the merged tree. Merged bytes are written to `pool`.
+    ///
+    /// # Errors
+    /// Those of reading the base and of writing the pool.
+    pub(in crate::timeline) fn edits(&self, pool: &mut PoolWriter) -> FsResult<Vec<Edit>> {
+        install::edits(self.three, &self.names, &self.nodes, pool)
+    }
+}

@@ -1,0 +1,328 @@
+//! Merges the names: which node each name gets.
+//!
+//! Each name is merged on its own: if one head changed it, it is as in that head. Then the rules
+//! that tie names together are checked. A decision of the caller *picks* a head for some names, and
+//! the rules are checked again, until nothing more is picked.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::conflict::{Conflict, Did, at_name, of_node};
+use super::rules::Rules;
+use super::three::{Side, Three, Values};
+use super::view::Slot;
+use crate::error::FsResult;
+use crate::fs::Found;
+use crate::types::{FileKind, Ino, TreePath};
+
+/// The merged names.
+pub(super) struct Names<'a> {
+    three: &'a Three<'a>,
+    rules: &'a Rules,
+    picks: BTreeMap<Slot, Side>,
+    /// By path, so that each path conflicts once.
+    pub(super) conflicts: BTreeMap<TreePath, Conflict>,
+}
+
+impl<'a> Names<'a> {
+    /// Merges all names, given those that are picked already.
+    ///
+    /// # Errors
+    /// Those of reading the base.
+    pub(super) fn merge(
+        three: &'a Three<'a>,
+        rules: &'a Rules,
+        picks: BTreeMap<Slot, Side>,
+    ) -> FsResult<Names<'a>> {
+        let mut names = Names { three, rules, picks, conflicts: BTreeMap::new() };
+        loop {
+            let before = names.picks.len();
+            names.conflicts.clear();
+            names.check_names()?;
+            names.check_renames()?;
+            names.check_deletions()?;
+            names.check_replacements()?;
+            names.check_directories()?;
+            names.check_parents()?;
+            if names.picks.len() == before {
+                return Ok(names);
+            }
+        }
+    }
+
+    /// The names that get another node than our head has there.
+    pub(super) fn changes(&self) -> Vec<(Slot, Option<Ino>, Option<Ino>)> {
+        let changes = self.three.slots.iter().filter_map(|(slot, values)| {
+            let (ours, merged) = (values.of(Side::Ours), self.merged(slot, values));
+            (ours != merged).then(|| (slot.clone(), ours, merged))
+        });
+        changes.collect()
+    }
+
+    /// Whether a node has a name in the merged tree. Says so of nodes whose names are the same in
+    /// both heads, and of those with a name that conflicts.
+    pub(super) fn has_name(&self, ino: Ino) -> FsResult<bool> {
+        let mut slots = self.three.slots_of(ino).peekable();
+        if slots.peek().is_none() {
+            return Ok(true);
+        }
+        let stays = |(slot, values): (&Slot, &Values)| {
+            self.is_open(slot, values) || self.merged(slot, values) == Some(ino)
+        };
+        if slots.any(stays) {
+            return Ok(true);
+        }
+        // A file may have further names that neither head changed.
+        let ours = self.three.head(Side::Ours);
+        let found = ours.node(ino)?;
+        let links = ours.state().attr(&found).map_or(0, |attr| match attr.kind {
+            FileKind::Dir => 1,
+            _ => attr.meta.nlink,
+        });
+        let lost = self.three.slots_of(ino).filter(|(_, v)| v.of(Side::Ours) == Some(ino)).count();
+        Ok(links as usize > lost)
+    }
+
+    /// Whether a name conflicts and is not decided.
+    fn is_open(&self, slot: &Slot, values: &Values) -> bool {
+        values.merged().is_none() && !self.picks.contains_key(slot)
+    }
+
+    fn merged(&self, slot: &Slot, values: &Values) -> Option<Ino> {
+        match self.picks.get(slot) {
+            Some(side) => values.of(*side),
+            None => values.merged().unwrap_or(values.of(Side::Ours)),
+        }
+    }
+
+    fn pick(&mut self, slot: &Slot, side: Side) {
+        self.picks.entry(slot.clone()).or_insert(side);
+    }
+
+    /// Picks a head for all names of a node that differ.
+    fn pick_node(&mut self, ino: Ino, side: Side) {
+        let three = self.three;
+        for (slot, values) in three.slots_of(ino) {
+            if values.of(Side::Ours) != values.of(Side::Theirs) {
+                self.pick(slot, side);
+            }
+        }
+    }
+
+    /// Lets the caller's choice for `paths` pick a head, or adds a conflict at the first of them.
+    fn decide(
+        &mut self,
+        paths: &[TreePath],
+        pick: impl FnOnce(&mut Self, Side),
+        did: impl Fn(Side) -> FsResult<Did>,
+    ) -> FsResult<()> {
+        if let Some(side) = self.rules.choice(paths) {
+            let before = self.picks.len();
+            pick(self, side);
+            if self.picks.len() > before {
+                return Ok(());
+            }
+        }
+        let path = paths.first().cloned().unwrap_or_default();
+        let (ours, theirs) = (did(Side::Ours)?, did(Side::Theirs)?);
+        let conflict = Conflict { path: path.clone(), ours, theirs };
+        self.conflicts.entry(path).or_insert(conflict);
+        Ok(())
+    }
+
+    /// Whether a head is picked for all names of a node that differ between the heads.
+    fn is_node_picked(&self, ino: Ino) -> bool {
+        let differs = |(_, v): &(&Slot, &Values)| v.of(Side::Ours) != v.of(Side::Theirs);
+        let mut slots = self.three.slots_of(ino).filter(differs);
+        slots.all(|(slot, _)| self.picks.contains_key(slot))
+    }
+
+    /// A name that both heads gave to different nodes.
+    fn check_names(&mut self) -> FsResult<()> {
+        let three = self.three;
+        for (slot, values) in &three.slots {
+            if !self.is_open(slot, values) {
+                continue;
+            }
+            let did = |side| at_name(three, side, (values.base, values.of(side)));
+            let paths = three.paths(slot)?;
+            self.decide(&paths, |names, side| names.pick_name(slot, values, side), did)?;
+        }
+        Ok(())
+    }
+
+    /// Picks a head for a name. A node that the other head put there goes where the head has it.
+    fn pick_name(&mut self, slot: &Slot, values: &Values, side: Side) {
+        self.pick(slot, side);
+        if let Some(ino) = values.of(side.other()) {
+            self.pick_node(ino, side);
+        }
+    }
+
+    /// A node of which both heads removed one name, and that has different new names.
+    fn check_renames(&mut self) -> FsResult<()> {
+        let three = self.three;
+        for ino in three.moved() {
+            let mut both_left = None;
+            let mut arrived = Vec::new();
+            for (slot, values) in three.slots_of(ino) {
+                let is = |side| values.of(side) == Some(ino);
+                if values.base == Some(ino) && !is(Side::Ours) && !is(Side::Theirs) {
+                    both_left = Some(slot);
+                } else if values.base != Some(ino) && is(Side::Ours) != is(Side::Theirs) {
+                    arrived.push(slot.clone());
+                }
+            }
+            let Some(left) = both_left else { continue };
+            if arrived.is_empty() || arrived.iter().all(|slot| self.picks.contains_key(slot)) {
+                continue;
+            }
+            let mut paths = three.paths(left)?;
+            paths.extend(three.node_paths(ino)?);
+            let did = |side| at_name(three, side, (Some(ino), None));
+            self.decide(&paths, |names, side| names.pick_node(ino, side), did)?;
+        }
+        Ok(())
+    }
+
+    /// A node that one head removed and the other one changed.
+    fn check_deletions(&mut self) -> FsResult<()> {
+        let three = self.three;
+        for ino in three.touched() {
+            for side in Side::BOTH {
+                if !three.is_gone(side, ino)?
+                    || three.is_gone(side.other(), ino)?
+                    || !three.diff(side.other(), ino)?.is_edit()
+                {
+                    continue;
+                }
+                if self.is_node_picked(ino) {
+                    continue;
+                }
+                let did = |of| match of == side {
+                    true => at_name(three, of, (Some(ino), None)),
+                    false => of_node(three, of, ino),
+                };
+                let paths = three.node_paths(ino)?;
+                self.decide(&paths, |names, side| names.pick_node(ino, side), did)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// A name that one head gave to another node, while the other head changed the node there.
+    fn check_replacements(&mut self) -> FsResult<()> {
+        let three = self.three;
+        for (slot, values) in &three.slots {
+            for side in Side::BOTH {
+                let (Some(ino), Some(_)) = (values.base, values.of(side)) else { continue };
+                if !values.is_changed_by(side)
+                    || values.is_changed_by(side.other())
+                    || self.picks.contains_key(slot)
+                    || three.is_gone(side, ino)?
+                    || !three.diff(side.other(), ino)?.is_edit()
+                {
+                    continue;
+                }
+                let did = |side| at_name(three, side, (values.base, values.of(side)));
+                let paths = three.paths(slot)?;
+                self.decide(&paths, |names, side| names.pick_name(slot, values, side), did)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// A directory that the merged tree does not have, and in which it has names.
+    fn check_directories(&mut self) -> FsResult<()> {
+        let three = self.three;
+        let mut lost: BTreeMap<Ino, Vec<(&Slot, Ino)>> = BTreeMap::new();
+        for (slot, values) in &three.slots {
+            if let Some(ino) = self.merged(slot, values)
+                && !self.is_open(slot, values)
+                && !self.has_name(slot.0)?
+            {
+                lost.entry(slot.0).or_default().push((slot, ino));
+            }
+        }
+        for (dir, names) in lost {
+            let lacks =
+                |side| -> FsResult<bool> { Ok(three.head(side).node(dir)?.ino().is_none()) };
+            let picked = three.slots_of(dir).find_map(|(slot, _)| self.picks.get(slot)).copied();
+            let remover = match picked {
+                Some(side) => side,
+                None if lacks(Side::Ours)? => Side::Ours,
+                None => Side::Theirs,
+            };
+            let before = self.picks.len();
+            if self.is_node_picked(dir) {
+                for (slot, ino) in names {
+                    self.pick(slot, remover);
+                    self.pick_node(ino, remover);
+                }
+            }
+            if self.picks.len() > before {
+                continue;
+            }
+            let did = |of| match of == remover {
+                true => at_name(three, of, (Some(dir), None)),
+                false => of_node(three, of, dir),
+            };
+            let paths = three.node_paths(dir)?;
+            self.decide(&paths, |names, side| names.pick_node(dir, side), did)?;
+        }
+        Ok(())
+    }
+
+    /// A directory that does not lead to the root, because the heads moved directories into each
+    /// other; and one with two names.
+    fn check_parents(&mut self) -> FsResult<()> {
+        let three = self.three;
+        let parents = self.merged_parents()?;
+        for (dir, above) in &parents {
+            let is_cycle = self.is_in_cycle(*dir, &parents)?;
+            if above.len() < 2 && !is_cycle {
+                continue;
+            }
+            let paths = three.node_paths(*dir)?;
+            let did = |side| -> FsResult<Did> {
+                let to = three.head(side).paths_of(*dir)?.into_iter().next();
+                Ok(Did::RenamedTo(to.unwrap_or_default()))
+            };
+            self.decide(&paths, |names, side| names.pick_node(*dir, side), did)?;
+        }
+        Ok(())
+    }
+
+    /// The directories whose names differ, with the directories above them in the merged tree.
+    fn merged_parents(&self) -> FsResult<BTreeMap<Ino, Vec<Ino>>> {
+        let mut parents: BTreeMap<Ino, Vec<Ino>> = BTreeMap::new();
+        for (slot, values) in &self.three.slots {
+            let merged = self.merged(slot, values).filter(|_| !self.is_open(slot, values));
+            let Some(ino) = merged else { continue };
+            let [ours, theirs] = Side::BOTH.map(|side| self.three.head(side).kind(ino));
+            if ours? == Some(FileKind::Dir) || theirs? == Some(FileKind::Dir) {
+                parents.entry(ino).or_default().push(slot.0);
+            }
+        }
+        Ok(parents)
+    }
+
+    fn is_in_cycle(&self, dir: Ino, parents: &BTreeMap<Ino, Vec<Ino>>) -> FsResult<bool> {
+        let ours = self.three.head(Side::Ours);
+        let mut seen = BTreeSet::from([dir]);
+        let mut at = dir;
+        loop {
+            let above = match parents.get(&at) {
+                Some(above) => above.first().copied(),
+                None if matches!(ours.node(at)?, Found::Nothing(_)) => None,
+                None => ours.parent(at)?,
+            };
+            match above {
+                None | Some(Ino::ROOT) => return Ok(false),
+                Some(above) if above == dir => return Ok(true),
+                // A cycle further up is found from the directories in it.
+                Some(above) if !seen.insert(above) => return Ok(false),
+                Some(above) => at = above,
+            }
+        }
+    }
+}

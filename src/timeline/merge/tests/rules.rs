@@ -1,0 +1,249 @@
+//! One test for each rule.
+
+use super::{Program, World, path};
+use crate::fs::{Fs, State};
+use crate::timeline::merge::{Conflict, Did, Glob, Rules};
+use crate::tree::Tree;
+use crate::types::FileKind;
+
+/// Merges what two programs do.
+fn merge(
+    before: impl Fn(&Program<'_>),
+    ours: impl Fn(&Program<'_>),
+    theirs: impl Fn(&Program<'_>),
+    rules: &Rules,
+) -> (World, Result<State, Vec<Conflict>>) {
+    let world = World::new();
+    let base = world.head(&Tree::new());
+    before(&Program(&base));
+    let head = |run: &dyn Fn(&Program<'_>)| -> Fs {
+        let fs = world.head(&base.state().tree);
+        run(&Program(&fs));
+        fs
+    };
+    let (ours, theirs) = (head(&ours), head(&theirs));
+    let lower = base.state().lower;
+    let with = |fs: &Fs| State { tree: fs.state().tree, lower: lower.clone() };
+    let merged = world.merge((&with(&base), &with(&ours), &with(&theirs)), rules);
+    (world, merged)
+}
+
+fn nothing(_: &Program<'_>) {}
+
+fn read(state: &State, at: &str) -> Option<String> {
+    let found = state.resolve(&path(at)).unwrap();
+    found.ino()?;
+    Some(String::from_utf8(state.read_all(&found).unwrap()).unwrap())
+}
+
+const TEXT: &str = "1\n2\n3\n4\n5\n6\n";
+
+#[test]
+fn a_rename_here_and_an_edit_there_merge() {
+    for replace in [false, true] {
+        let (_world, merged) = merge(
+            nothing,
+            |p| p.rename(&path("a/f"), &path("b/moved")),
+            |p| p.write(&path("a/f"), b"edited\n", replace),
+            &Rules::default(),
+        );
+        let merged = merged.unwrap();
+        assert_eq!(read(&merged, "b/moved").as_deref(), Some("edited\n"));
+        assert_eq!(read(&merged, "a/f"), None);
+    }
+}
+
+#[test]
+fn a_renamed_directory_takes_the_changes_inside_along() {
+    let (_world, merged) = merge(
+        nothing,
+        |p| p.rename(&path("a"), &path("z")),
+        |p| {
+            p.write(&path("a/s/new"), b"new\n", false);
+            p.write(&path("a/f"), b"edited\n", false);
+            p.remove(&path("a/s/g"));
+        },
+        &Rules::default(),
+    );
+    let merged = merged.unwrap();
+    assert_eq!(read(&merged, "z/s/new").as_deref(), Some("new\n"));
+    assert_eq!(read(&merged, "z/f").as_deref(), Some("edited\n"));
+    assert_eq!((read(&merged, "z/s/g"), read(&merged, "a/f")), (None, None));
+}
+
+#[test]
+fn lines_merge_and_touching_lines_conflict() {
+    let edit = |line: &'static str| {
+        move |p: &Program<'_>| {
+            let text = TEXT.replace(&format!("{line}\n"), &format!("{line} edited\n"));
+            p.write(&path("a/f"), text.as_bytes(), false);
+        }
+    };
+    let (_world, merged) = merge(nothing, edit("1"), edit("5"), &Rules::default());
+    let text = read(&merged.unwrap(), "a/f");
+    assert_eq!(text.as_deref(), Some("1 edited\n2\n3\n4\n5 edited\n6\n"));
+    let (_world, merged) = merge(nothing, edit("1"), edit("2"), &Rules::default());
+    let conflicts = merged.err().unwrap();
+    let paths: Vec<_> = conflicts.iter().map(|c| c.path.clone()).collect();
+    assert_eq!(paths, [path("a/f")]);
+    assert!(matches!(&conflicts[0].ours, Did::Changed(diff) if diff.content));
+    let markers = Some(("main".to_owned(), "try".to_owned()));
+    let (_world, merged) =
+        merge(nothing, edit("1"), edit("2"), &Rules { markers, ..Rules::default() });
+    let text = read(&merged.unwrap(), "a/f").unwrap();
+    assert!(text.starts_with("<<<<<<< main\n1 edited\n2\n=======\n1\n2 edited\n>>>>>>> try\n3\n"));
+}
+
+#[test]
+fn each_head_can_be_chosen_for_a_path() {
+    let ours = |p: &Program<'_>| p.write(&path("a/f"), b"ours\n", false);
+    let theirs = |p: &Program<'_>| p.remove(&path("a"));
+    for (rules, text) in [
+        (Rules { ours: vec![path("a")], ..Rules::default() }, Some("ours\n")),
+        (Rules { theirs: vec![path("a")], ..Rules::default() }, None),
+    ] {
+        let (_world, merged) = merge(nothing, ours, theirs, &rules);
+        let merged = merged.unwrap();
+        assert_eq!(read(&merged, "a/f").as_deref(), text);
+        assert_eq!(read(&merged, "a/s/g"), None, "the removal does not conflict");
+    }
+    let (_world, merged) = merge(nothing, ours, theirs, &Rules::default());
+    let conflicts = merged.err().unwrap();
+    assert_eq!(conflicts[0].path, path("a/f"));
+    assert_eq!(conflicts[0].theirs, Did::Removed);
+}
+
+#[test]
+fn equal_additions_do_not_conflict_and_others_do() {
+    let add = |text: &'static str| {
+        move |p: &Program<'_>| {
+            p.mkdir(&path("new"));
+            p.write(&path("new/x"), text.as_bytes(), false);
+        }
+    };
+    let also = |p: &Program<'_>| {
+        add("same\n")(p);
+        p.write(&path("new/y"), b"y\n", false);
+    };
+    let (_world, merged) = merge(nothing, add("same\n"), also, &Rules::default());
+    let merged = merged.unwrap();
+    assert_eq!(read(&merged, "new/y").as_deref(), Some("y\n"));
+    let (_world, merged) = merge(nothing, add("one\n"), add("two\n"), &Rules::default());
+    let conflicts = merged.err().unwrap();
+    assert_eq!(conflicts[0].path, path("new/x"));
+    assert_eq!(conflicts[0].ours, Did::Added(FileKind::File));
+}
+
+#[test]
+fn structure_conflicts() {
+    type Run = fn(&Program<'_>);
+    let cases: [(&str, Run, Run); 7] = [
+        ("top", |p| p.remove(&path("top")), |p| p.write(&path("top"), b"x\n", false)),
+        ("top", |p| p.rename(&path("top"), &path("x")), |p| p.rename(&path("top"), &path("y"))),
+        ("top", |p| p.rename(&path("top"), &path("x")), |p| p.remove(&path("top"))),
+        ("n", |p| p.mkdir(&path("n")), |p| p.write(&path("n"), b"n\n", false)),
+        ("b", |p| p.rename(&path("top"), &path("b/x")), |p| p.remove(&path("b"))),
+        ("a", |p| p.rename(&path("a"), &path("b/a")), |p| p.rename(&path("b"), &path("a/b"))),
+        ("top", |p| p.chmod(&path("top"), 0o600), |p| p.chmod(&path("top"), 0o640)),
+    ];
+    for (number, (at, ours, theirs)) in cases.into_iter().enumerate() {
+        for (ours, theirs) in [(ours, theirs), (theirs, ours)] {
+            let (_world, merged) = merge(nothing, ours, theirs, &Rules::default());
+            let conflicts = merged.err().unwrap_or_else(|| panic!("case {number}"));
+            let paths: Vec<String> = conflicts.iter().map(|c| c.path.to_string()).collect();
+            assert!(paths.iter().any(|path| path.ends_with(at)), "case {number}: {paths:?}");
+        }
+    }
+}
+
+#[test]
+fn attributes_merge_apart() {
+    let (_world, merged) = merge(
+        nothing,
+        |p| {
+            p.chmod(&path("top"), 0o600);
+            p.xattr(&path("top"), "user.a", "1");
+        },
+        |p| {
+            p.write(&path("top"), b"edited\n", false);
+            p.xattr(&path("top"), "user.b", "2");
+        },
+        &Rules::default(),
+    );
+    let merged = merged.unwrap();
+    assert_eq!(read(&merged, "top").as_deref(), Some("edited\n"));
+    let node = merged.node(&merged.resolve(&path("top")).unwrap()).unwrap();
+    assert_eq!(node.meta.mode & 0o777, 0o600);
+    assert_eq!(node.xattrs.as_ref().unwrap().len(), 2);
+}
+
+#[test]
+fn a_unit_is_taken_as_a_whole() {
+    let git = |text: &'static str, file: &'static str| {
+        move |p: &Program<'_>| p.write(&path(file), text.as_bytes(), false)
+    };
+    let before = |p: &Program<'_>| {
+        p.mkdir(&path(".git"));
+        p.write(&path(".git/a"), TEXT.as_bytes(), false);
+        p.write(&path(".git/b"), TEXT.as_bytes(), false);
+    };
+    let (ours, theirs) = (git("x\n", ".git/a"), git("y\n", ".git/b"));
+    let (_world, merged) = merge(before, ours, theirs, &Rules::default());
+    let conflicts = merged.err().unwrap();
+    assert_eq!(conflicts.len(), 1);
+    assert_eq!(conflicts[0].path, path(".git"));
+    let rules = Rules { theirs: vec![path(".git")], ..Rules::default() };
+    let (_world, merged) = merge(before, ours, theirs, &rules);
+    let merged = merged.unwrap();
+    assert_eq!(read(&merged, ".git/a").as_deref(), Some(TEXT));
+    assert_eq!(read(&merged, ".git/b").as_deref(), Some("y\n"));
+    let (_world, merged) = merge(before, nothing, theirs, &Rules::default());
+    assert_eq!(read(&merged.unwrap(), ".git/b").as_deref(), Some("y\n"));
+    let units = vec![Glob::parse(b"app.db*").unwrap()];
+    let (_world, merged) = merge(
+        nothing,
+        git("x\n", "app.db"),
+        git("y\n", "app.db-wal"),
+        &Rules { units, ..Rules::default() },
+    );
+    assert_eq!(merged.err().unwrap()[0].path, path("app.db"));
+}
+
+#[test]
+fn only_the_given_paths_are_merged() {
+    let theirs = |p: &Program<'_>| {
+        p.mkdir(&path("new"));
+        p.write(&path("new/x"), b"x\n", false);
+        p.write(&path("new/y"), b"y\n", false);
+        p.write(&path("a/f"), b"edited\n", false);
+        p.remove(&path("top"));
+    };
+    let ours = |p: &Program<'_>| p.write(&path("top"), b"edited\n", false);
+    let rules = Rules { paths: vec![path("new/x"), path("a")], ..Rules::default() };
+    let (_world, merged) = merge(nothing, ours, theirs, &rules);
+    let merged = merged.unwrap();
+    assert_eq!(read(&merged, "new/x").as_deref(), Some("x\n"));
+    assert_eq!(read(&merged, "new/y"), None);
+    assert_eq!(read(&merged, "a/f").as_deref(), Some("edited\n"));
+    assert_eq!(read(&merged, "top").as_deref(), Some("edited\n"));
+}
+
+#[test]
+fn content_of_the_other_head_is_not_copied() {
+    let (_world, merged) = merge(
+        nothing,
+        |p| p.write(&path("b/h"), b"ours\n", false),
+        |p| p.write(&path("top"), &[b'x'; 100_000], false),
+        &Rules::default(),
+    );
+    let merged = merged.unwrap();
+    let ino = merged.resolve(&path("top")).unwrap().ino().unwrap();
+    let layers: Vec<_> = merged.tree.extents(ino).map(|(_, extent)| extent.source).collect();
+    let theirs = merged.tree.node(ino).unwrap();
+    assert_eq!(theirs.size(), 100_000);
+    assert!(
+        layers.iter().all(|source| matches!(
+        source, crate::tree::Source::Pool { layer, .. } if layer.0 == 3)),
+        "{layers:?}"
+    );
+}

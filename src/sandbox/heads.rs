@@ -88,16 +88,22 @@ impl Sandbox {
         open_head(self.timeline.common(), &self.shared, name)
     }
 
+    /// The sandbox of another head, for a request to this one that reads it.
+    ///
+    /// # Errors
+    /// As [`Sandbox::head`], and [`Kind::InUse`] if only some states are seen from here.
+    pub(super) fn seen_head(&self, name: &str) -> Result<Arc<Sandbox>> {
+        self.check_seen(name)?;
+        self.head(name)
+    }
+
     /// Makes heads.
     pub(super) fn fork(&self, names: &[String], from: Option<&Rev>) -> Result<Vec<Fork>> {
-        if let Some(Rev::Head { head, .. }) = from {
-            self.check_seen(head)?;
-        }
         let made = match from {
             None | Some(Rev::Now) => self.timeline.fork(names, None)?,
             // The other head is sealed as it is now.
             Some(Rev::Head { head, back: 0 }) if head != self.head_name() => {
-                self.head(head)?.timeline.fork(names, None)?
+                self.seen_head(head)?.timeline.fork(names, None)?
             }
             Some(Rev::Head { back: 0, .. }) => self.timeline.fork(names, None)?,
             Some(rev) => self.timeline.fork(names, Some(self.target(rev)?))?,

@@ -13,7 +13,7 @@ pub const MAX_CONFLICTS: usize = 10_000;
 impl Sandbox {
     pub(super) fn merge(&self, terms: &MergeTerms) -> Result<Merged> {
         let rules = self.rules(terms)?;
-        let other = self.head(&terms.head)?;
+        let other = self.seen_head(&terms.head)?;
         let mounts = if terms.detach_mounts { Mounts::Detach } else { Mounts::Refuse };
         let mut lister = self.lister(Detail::NameStatus);
         let mut list = |from: &State, to: &State, change: PathChange| lister.add(from, to, &change);

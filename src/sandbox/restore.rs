@@ -37,7 +37,7 @@ impl Sandbox {
         match to {
             Rev::Head { head, back: 0 } if head != self.head_name() => {
                 let why = format!("before a restore in head '{}'", self.head_name());
-                self.head(head)?.timeline.seal_for_other(&why)
+                self.seen_head(head)?.timeline.seal_for_other(&why)
             }
             _ => self.target(to),
         }

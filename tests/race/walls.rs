@@ -29,6 +29,7 @@ fn an_attempt_cannot_see_or_change_another() {
         done
         $JAILFS --head $other checkpoint 2> /dev/null && echo "uses it"
         $JAILFS fork --drop $other 2> /dev/null && echo "drops it"
+        $JAILFS merge $other --theirs . > /dev/null 2>&1; grep -s secret mark && echo "merges it"
         $JAILFS fork mine --from $other@ > /dev/null 2>&1 && echo "forks it"
         $JAILFS log | grep theirs && echo "lists it"
         for op in $(seq 1 20); do $JAILFS op restore $op > /dev/null 2>&1 && grep -s secret mark && echo "goes to $op"; done

@@ -161,7 +161,7 @@ impl Screen {
     }
 }
 
-const HEADING: &str = "  attempt  result           time       score  changes";
+const HEADING: &str = "  attempt  result            time       score  changes";
 
 impl Table {
     fn row(&mut self, number: u32) -> Option<&mut Row> {
@@ -299,7 +299,7 @@ mod tests {
         let done = Row { text: Some(RowText::of(&one)), ..row(3, Phase::Done) };
         assert_eq!(
             done.line(Some(3)),
-            "*       3  exit 0            1.2 s         7.5  nothing changed"
+            "*       3  exit 0           1.2 s         7.5  nothing changed"
         );
         assert_eq!(row(1, Phase::Waiting).line(Some(3)), "        1  waiting");
     }

@@ -506,6 +506,9 @@ fn bad_names_and_heads_are_refused() {
     assert_eq!(names(&main), ["main", "try"]);
     assert_eq!(main.head("absent").map(drop).unwrap_err().kind, Kind::NoStore);
     assert_eq!(drop_fork(&main, "absent").unwrap_err().kind, Kind::NoStore);
+    // Such a name would lead to the record of another head, or to another file of the store.
+    assert_eq!(main.head("./main").map(drop).unwrap_err().kind, Kind::NoStore);
+    assert_eq!(drop_fork(&main, "./x").unwrap_err().kind, Kind::NoStore);
     assert_eq!(drop_fork(&main, "main").unwrap_err().kind, Kind::InUse);
     let open = main.head("try").unwrap();
     assert_eq!(drop_fork(&main, "try").unwrap_err().kind, Kind::InUse);

@@ -347,9 +347,9 @@ fn older_programs_read_a_store_without_packs_and_refuse_a_newer_one() {
     assert_eq!(std::fs::read(&format).unwrap(), b"jailfs-store 1\n");
     place.open().0.compact().unwrap();
     assert_eq!(std::fs::read(&format).unwrap(), b"jailfs-store 2\n");
-    std::fs::write(&format, "jailfs-store 4\n").unwrap();
+    std::fs::write(&format, "jailfs-store 5\n").unwrap();
     let refused = Sandbox::open(&place.store).err().unwrap();
-    assert!(refused.to_string().contains("format 4"), "{refused}");
+    assert!(refused.to_string().contains("format 5"), "{refused}");
 }
 
 /// So many different lines of text that compress well.

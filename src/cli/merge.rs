@@ -16,9 +16,9 @@ use crate::sandbox::{MergeTerms, Merged, Reply, Request};
 
 /// Merge another head into this one, in place
 ///
-/// What each head changed since they parted is in the result. Renames are followed, and text merges
-/// by lines. A path that both heads changed differently is a conflict: then nothing is changed, and
-/// the exit code is 3. The output says how to undo the merge.
+/// The result has the changes of both heads since they parted. Renames are followed, and text
+/// merges by lines. A path that both heads changed differently is a conflict: then nothing is
+/// changed, and the exit code is 3. The output says how to undo the merge.
 #[derive(Args)]
 pub(super) struct Merge {
     /// The head to merge; 'jailfs forks' lists them

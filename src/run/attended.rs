@@ -140,7 +140,7 @@ pub(super) enum Asker {
 }
 
 impl Asker {
-    /// What is readable when the command is to end.
+    /// A descriptor that is readable when the command is to end.
     pub(super) fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         match self {
             Asker::Signals(signals) => Some(signals.as_fd()),

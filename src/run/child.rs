@@ -190,7 +190,7 @@ impl Program {
     }
 }
 
-/// What ties a command to this process.
+/// The ties of a command to this process.
 struct Ties {
     streams: Streams,
     asker: Asker,

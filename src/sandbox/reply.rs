@@ -348,8 +348,8 @@ pub struct Merged {
     pub head: String,
     /// The head that it was merged into.
     pub into: String,
-    /// Paths that both heads changed differently, sorted: what this head did, and what the other one
-    /// did, for people. With any of them, nothing was changed. At most 10,000.
+    /// Paths that both heads changed differently, sorted, with the change of this head and that of
+    /// the other one, for people. With any of them, nothing was changed. At most 10,000.
     pub conflicts: Vec<(TreePath, String, String)>,
     /// The number of all conflicts.
     pub conflict_count: u64,

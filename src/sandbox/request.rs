@@ -39,6 +39,7 @@ impl Rev {
     /// assert_eq!(Rev::parse("@-2"), Rev::Back(2));
     /// assert_eq!(Rev::parse("before-lunch"), Rev::Name("before-lunch".into()));
     /// assert_eq!(Rev::parse("try-2@-1"), Rev::Head { head: "try-2".into(), back: 1 });
+    /// assert_eq!(Rev::parse("./file@"), Rev::Name("./file@".into()));
     /// ```
     pub fn parse(text: &str) -> Rev {
         if let Some(back) = text.strip_prefix("@-").and_then(digits).filter(|n| *n > 0) {
@@ -55,9 +56,12 @@ impl Rev {
     }
 }
 
-/// The parts of `HEAD@` and `HEAD@-N`.
+/// The parts of `HEAD@` and `HEAD@-N`. A text with a slash is a path.
 fn head_and_back(text: &str) -> Option<(&str, u32)> {
-    let (head, back) = text.rsplit_once('@').filter(|(head, _)| !head.is_empty())?;
+    let (head, back) = text.rsplit_once('@')?;
+    if head.is_empty() || head.contains('/') {
+        return None;
+    }
     match back {
         "" => Some((head, 0)),
         _ => Some((head, back.strip_prefix('-').and_then(digits).filter(|back| *back > 0)?)),
@@ -107,7 +111,7 @@ pub enum Detail {
     Patch,
 }
 
-/// What is merged, and who wins where.
+/// The paths that a merge takes, and the head that wins at each.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MergeTerms {
     /// The name of the other head.

@@ -31,7 +31,13 @@ pub(super) const HOLDS: &str = "holds";
 /// # Errors
 /// As readdir(3).
 pub(super) fn names(heads: &StoreDir) -> Result<Vec<String>> {
-    heads.list(|name| (!name.starts_with('.') && !name.ends_with(".new")).then(|| name.to_owned()))
+    heads.list(|name| is_record(name).then(|| name.to_owned()))
+}
+
+/// Whether a file of this name is the record of a head. A name from a request can be any text; one
+/// with a slash would lead to another file.
+fn is_record(name: &str) -> bool {
+    !name.starts_with('.') && !name.ends_with(".new") && !name.contains('/')
 }
 
 /// Reads the record of a head, and the number of its frame; `None` if there is no such head.
@@ -39,6 +45,9 @@ pub(super) fn names(heads: &StoreDir) -> Result<Vec<String>> {
 /// # Errors
 /// As open(2) and read(2), and damage.
 pub(super) fn read(heads: &StoreDir, name: &str) -> Result<Option<(HeadRecord, u64)>> {
+    if !is_record(name) {
+        return Ok(None);
+    }
     let first = record_file::read_numbered::<FirstHeadRecord>(heads, name);
     let Err(error) = first else {
         return Ok(first?.map(|(record, number)| (HeadRecord::first(record.layer), number)));

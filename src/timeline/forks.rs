@@ -80,8 +80,8 @@ impl Timeline {
         Ok(records.iter().map(|(name, record)| info_of(name, record, record.layer, None)).collect())
     }
 
-    /// Seals the tree as it is now unless it is sealed, for an operation of another head. The message
-    /// of the seal is `why`.
+    /// Seals the tree as it is now unless it is sealed, for an operation of another head. The
+    /// message of the seal is `why`.
     ///
     /// # Errors
     /// A failure of the store.
@@ -182,8 +182,8 @@ impl Timeline {
 }
 
 impl Timeline {
-    /// Records the files into which a merge is about to write conflict markers, and those that still
-    /// have some of an earlier merge.
+    /// Records the files into which a merge is about to write conflict markers, and those that
+    /// still have some of an earlier merge.
     ///
     /// # Errors
     /// A failure of the store.

@@ -213,12 +213,12 @@ fn has(object: &Value, kind: &str, fields: &str) {
     assert_eq!(names, wanted, "{object}");
 }
 
-const CHECKPOINT: &str = "id name message time secs nanos parent epoch automatic current";
-const STATUS: &str = "base store mount pid checkpoint checkpoint_name changed to_apply epoch \
+const CHECKPOINT: &str = "id name message time secs nanos parent epoch head automatic current";
+const STATUS: &str = "base store mount head pid checkpoint checkpoint_name changed to_apply epoch \
     store_bytes kernel_nodes refused_links sync_failed rollback_unfinished";
 const RESTORED: &str = "to before undo dry_run changes";
 const APPLIED: &str = "epoch dry_run undo changes conflicts refused not_kept";
-const OPERATION: &str = "op time secs nanos verb description tree epoch";
+const OPERATION: &str = "op time secs nanos head verb description tree epoch";
 
 fn changes(objects: &[Value]) -> Vec<&Value> {
     objects.iter().filter(|object| object["type"] == "change").collect()

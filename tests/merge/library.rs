@@ -223,7 +223,7 @@ fn a_merge_that_fails_leaves_the_tree_before_or_after() {
                 put(&main, "a", &before.0);
                 put(&fork, "a", "1\n2\n3\n4\n5\n6 try\n");
                 put(&fork, "new", "try\n");
-                // What is not synced may be lost if a sync fails.
+                // Unsynced content may be lost if a sync fails.
                 main.fs().sync().unwrap();
                 fork.fs().sync().unwrap();
                 let rule = format!("fail:any:{number}{from_there}:{errno}");

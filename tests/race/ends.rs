@@ -28,7 +28,8 @@ fn each_try_of_an_attempt_begins_with_the_same_state() {
     let place = Place::new();
     place.make_out();
     let script = "[ ! -e n ] && [ ! -e /tmp/left ] || exit 9
-        echo > n; echo > /tmp/left; $JAILFS checkpoint >/dev/null; $JAILFS fork side$JAILFS_ATTEMPT >/dev/null
+        echo > n; echo > /tmp/left; exec >/dev/null
+        $JAILFS checkpoint; $JAILFS fork side$JAILFS_ATTEMPT
         echo $JAILFS_ATTEMPT.$JAILFS_TRY >> ../out/tries; [ $JAILFS_TRY = 3 ]";
     let said = place.run("--forks 2 --attempts 3 --jobs 1 --keep --bind-rw ../out", script);
     assert_eq!(said.code, 0, "{said:?}");

@@ -25,14 +25,17 @@ fn an_attempt_cannot_see_or_change_another() {
         other=$($JAILFS forks | grep -o 'run-[0-9]*-1')
         for rev in theirs $other@ $other@-1 $(seq 1 30); do
             $JAILFS show $rev:mark 2> /dev/null | grep secret && echo "reads $rev"
-            $JAILFS restore $rev mark > /dev/null 2>&1 && grep -s secret mark && echo "restores $rev"
+            $JAILFS restore $rev mark > /dev/null 2>&1 && grep -s secret mark &&
+                echo "restores $rev"
         done
         $JAILFS --head $other checkpoint 2> /dev/null && echo "uses it"
         $JAILFS fork --drop $other 2> /dev/null && echo "drops it"
         $JAILFS merge $other --theirs . > /dev/null 2>&1; grep -s secret mark && echo "merges it"
         $JAILFS fork mine --from $other@ > /dev/null 2>&1 && echo "forks it"
         $JAILFS log | grep theirs && echo "lists it"
-        for op in $(seq 1 20); do $JAILFS op restore $op > /dev/null 2>&1 && grep -s secret mark && echo "goes to $op"; done
+        for op in $(seq 1 20); do
+            $JAILFS op restore $op > /dev/null 2>&1 && grep -s secret mark && echo "goes to $op"
+        done
         $JAILFS status > /dev/null || echo "has no status"
         touch ../out/done; exit 1
     "#;

@@ -48,7 +48,7 @@ pub(super) struct Ended {
     pub(super) interrupted: bool,
 }
 
-/// What serves the tree. Dropping it ends the mount.
+/// The server of the tree. Dropping it ends the mount.
 enum Served {
     Alone(Serving),
     Beside(ServedApart),

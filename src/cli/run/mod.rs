@@ -42,8 +42,9 @@ pub(super) const FAILED: u8 = 125;
 /// host read-only and without secrets. When the command has ended, its changes are listed, and
 /// applied, kept or discarded. Kept changes are visible to the next run, and to 'jailfs diff',
 /// 'apply' and 'discard' in this directory. With --forks the command runs in several forks of the
-/// sandbox side by side, and the sandbox continues from the best one. The exit code is that of the command; 124 after a
-/// timeout, 125 if jailfs failed, 126 if the command cannot be executed, 127 if it was not found.
+/// sandbox side by side, and the sandbox continues from the best one. The exit code is that of the
+/// command; 124 after a timeout, 125 if jailfs failed, 126 if the command cannot be executed, 127
+/// if it was not found.
 #[derive(Args)]
 pub(super) struct Run {
     /// Apply the changes if the command exits with 0, otherwise keep them

@@ -14,13 +14,13 @@ use crate::types::{FileKind, Ino, TreePath};
 pub struct Conflict {
     /// The path in our head; in the other one if ours does not have it.
     pub path: TreePath,
-    /// What our head did.
+    /// The change of our head.
     pub ours: Did,
-    /// What the other head did.
+    /// The change of the other head.
     pub theirs: Did,
 }
 
-/// What a head did at a path.
+/// The change of a head at a path.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Did {
     /// It added a node.
@@ -70,7 +70,7 @@ fn word(kind: FileKind) -> &'static str {
     }
 }
 
-/// What a head did to the name of `path`, which had `was` and has `is` there.
+/// The change of a head to the name of `path`, which had `was` and has `is` there.
 pub(super) fn at_name(
     three: &Three<'_>,
     side: Side,
@@ -95,7 +95,7 @@ pub(super) fn at_name(
     })
 }
 
-/// What a head did to a node that it still has.
+/// The change of a head to a node that it still has.
 pub(super) fn of_node(three: &Three<'_>, side: Side, ino: Ino) -> FsResult<Did> {
     let diff = three.diff(side, ino)?;
     Ok(if diff.is_edit() { Did::Changed(FieldDiff::clone(&diff)) } else { Did::ChangedInside })

@@ -1,4 +1,4 @@
-//! What one head changed of a node, apart from its names.
+//! The changes of one head to a node, apart from its names.
 
 use std::collections::{BTreeMap, BTreeSet};
 

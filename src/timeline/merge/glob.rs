@@ -1,9 +1,9 @@
 //! Units: paths that a merge takes from one side as a whole.
 //!
 //! A pattern without a slash matches a name in any directory, as in `.gitignore`; another one
-//! matches a path from the root. `*` and `?` match within a name, `**` any number of names. What a
-//! pattern matches in one directory is one unit, with all below it. So `app.db*` holds a SQLite
-//! file and its log together, and `.git` each repository on its own.
+//! matches a path from the root. `*` and `?` match within a name, `**` any number of names. All
+//! matches in one directory are one unit, with all below them. So `app.db*` holds a SQLite file
+//! and its log together, and `.git` each repository on its own.
 
 use serde::{Deserialize, Serialize};
 

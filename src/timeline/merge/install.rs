@@ -1,6 +1,6 @@
 //! The edits that turn the tree of our head into the merged one.
 //!
-//! * What comes from the other head refers to the pools of its sealed layers. No byte is copied.
+//! * Content of the other head refers to the pools of its sealed layers. No byte is copied.
 //! * A name of the base that must not show gets a whiteout, as after any removal.
 //! * A directory that only the other head has is opaque, and each node in it has a record.
 
@@ -150,7 +150,7 @@ impl Install<'_> {
         Ok(())
     }
 
-    /// What a name of the merged tree hides in the base.
+    /// The file of the base that a name of the merged tree hides.
     fn hidden(&self, dir: Ino, slot: &Slot) -> FsResult<Hides> {
         let lower = self.state.lower_path(dir)?;
         Ok(match self.state.find(dir, lower.as_ref(), &slot.1)? {

@@ -47,7 +47,7 @@ use scope::Scope;
 use three::Three;
 use view::Places;
 
-/// What a merge does, before anything is changed.
+/// The changes that a merge will make.
 pub(in crate::timeline) struct Plan<'a> {
     three: &'a Three<'a>,
     names: Vec<NameChange>,

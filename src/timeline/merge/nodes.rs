@@ -58,7 +58,7 @@ struct Versions<'a> {
     ours: Version<'a>,
     theirs: Version<'a>,
     choice: Option<Side>,
-    /// What differs between the heads and is not decided.
+    /// The differences between the heads that are not decided.
     open: FieldDiff,
 }
 

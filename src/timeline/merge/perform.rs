@@ -25,7 +25,7 @@ use crate::types::{LayerId, TreePath};
 /// How often a merge is planned again because programs changed the same nodes meanwhile.
 const ATTEMPTS: u32 = 8;
 
-/// What a merge did, or would do.
+/// The changes that a merge made, or would make.
 #[derive(Default)]
 pub struct MergeOutcome {
     /// The paths that neither head wins, sorted. If there are any, nothing was changed.

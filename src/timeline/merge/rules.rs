@@ -1,4 +1,4 @@
-//! What the caller of a merge decides: which paths are merged, and which head wins where.
+//! The decisions of the caller of a merge: which paths are merged, and which head wins where.
 
 use super::glob::Glob;
 use super::three::Side;

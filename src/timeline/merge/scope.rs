@@ -18,7 +18,7 @@ pub(super) struct Scope {
     pub(super) conflicts: Vec<Conflict>,
 }
 
-/// What the heads changed in a unit.
+/// The changes of the heads in a unit.
 #[derive(Default)]
 struct Changes {
     ours: bool,

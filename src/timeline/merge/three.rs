@@ -119,7 +119,7 @@ impl<'a> Three<'a> {
         let touched = three.ours.touched.iter().chain(&three.theirs.touched);
         let unseen = touched.filter(|ino| views.iter().any(|view| view.has_unseen_names(**ino)));
         places.note_links(base.state.lower.names_of(&unseen.copied().collect())?);
-        // What is found of a directory lets the names in it be compared.
+        // Once a directory is found, the names in it can be compared.
         loop {
             while three.ours.find_replaced(base)? | three.theirs.find_replaced(base)? {}
             if !three.find_pairs()? {
@@ -184,7 +184,7 @@ impl<'a> Three<'a> {
         Ok(self.is_old(ino)? && self.head(side).node(ino)?.ino().is_none())
     }
 
-    /// What a head changed of a node that it shares with the merge base.
+    /// The changes of a head to a node that it shares with the merge base.
     pub(super) fn diff(&self, side: Side, ino: Ino) -> FsResult<Rc<FieldDiff>> {
         if let Some(known) = self.diffs.borrow().get(&(side, ino)) {
             return Ok(Rc::clone(known));

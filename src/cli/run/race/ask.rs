@@ -28,7 +28,7 @@ pub(super) fn ask(finished: &[Finished], interrupts: &Interrupts) -> Result<Answ
     }
     let mut answer = String::new();
     loop {
-        // What was typed before was not meant for the question.
+        // Input from before was not meant for the question.
         if let Err(error) = tcflush(io::stdin(), FlushArg::TCIFLUSH) {
             log::debug!("discard typed input: {error}");
         }

@@ -246,8 +246,8 @@ impl Race<'_> {
         Ok(NO_WINNER)
     }
 
-    /// Drops the forks of the losers unless they are kept, and that of the winner. Returns the forks
-    /// that stay.
+    /// Drops the forks of the losers unless they are kept, and that of the winner. Returns the
+    /// forks that stay.
     fn drop_forks(&self, winner: Option<&str>, all: bool) -> Vec<String> {
         let caller = &self.sandboxed.sandbox;
         let is_kept = |name: &&String| self.plan.keep_forks && !all && Some(&***name) != winner;

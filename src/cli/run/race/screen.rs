@@ -1,7 +1,7 @@
 //! Prints the output of the attempts, and the table.
 //!
 //! On a terminal the table is at the bottom of the output, and is drawn again when something has
-//! changed. What is printed meanwhile goes above it. Otherwise standard output gets one JSON object
+//! changed. Messages meanwhile go above it. Otherwise standard output gets one JSON object
 //! for each finished attempt and one at the end. The output of the attempts goes to standard error,
 //! and each line begins with the number of its attempt.
 //!
@@ -22,7 +22,7 @@ use crate::sandbox::ChangeKind;
 /// The most attempts in the live table. The last table has all.
 const ROWS: usize = 20;
 
-/// What an attempt does.
+/// The phase of an attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Phase {
     Waiting,

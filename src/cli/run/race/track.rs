@@ -1,9 +1,10 @@
 //! One attempt of a race in its own fork: the command, perhaps several times, and then the command
 //! that scores it.
 //!
-//! * Each try begins with a new fork of the same sealed state. So nothing of the try before is left,
-//!   whatever it did.
-//! * The tree is sealed when the command has ended. What the scoring command writes is not in it.
+//! * Each try begins with a new fork of the same sealed state. So nothing of the try before is
+//!   left, whatever it did.
+//! * The tree is sealed when the command has ended. It has nothing that the
+//!   scoring command writes.
 
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
@@ -27,7 +28,7 @@ use crate::run::{Apart, Program, Spec, Stop, Walls};
 use crate::sandbox::{Detail, Reply, Request, Rev, Sandbox};
 use crate::types::LayerId;
 
-/// What the attempts of a race share.
+/// The state that the attempts of a race share.
 pub(super) struct Track<'a> {
     pub(super) run: &'a Run,
     pub(super) spec: &'a Spec,

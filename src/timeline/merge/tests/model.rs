@@ -56,7 +56,7 @@ impl Snap {
         self.nodes.insert(ino, Thing { kind, data, mode, xattrs, mtime });
     }
 
-    /// What each path shows, and the other paths of the same file.
+    /// Each path with the file that it shows, and the other paths of the same file.
     pub(super) fn paths(&self) -> BTreeMap<String, (FileKind, Vec<u8>, u32, Vec<String>)> {
         let mut of_node: BTreeMap<Ino, BTreeSet<String>> = BTreeMap::new();
         let mut dirs = vec![(Ino::ROOT, String::new())];

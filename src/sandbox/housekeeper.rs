@@ -142,7 +142,7 @@ fn tending_loop(timeline: &Timeline, signals: &Arc<Signals>, compaction: &Signal
         if operation {
             compaction.wake();
         }
-        if timeline.maintain_edit_history(false) == Tended::Later {
+        if timeline.maintain_edit_history(false, &|| signals.is_ending()) == Tended::Later {
             signals.look_at_edits_later();
         }
     }

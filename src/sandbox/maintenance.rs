@@ -38,7 +38,7 @@ impl Sandbox {
     /// # Errors
     /// The store cannot be read or written. Nothing is lost.
     pub fn compact(&self) -> Result<()> {
-        self.timeline.maintain_edit_history(true);
+        self.timeline.maintain_edit_history(true, &|| false);
         self.timeline.shorten_journal(Effort::Everything)?;
         self.timeline.compact(Effort::Everything)?;
         self.timeline.dedup(&|| true)?;

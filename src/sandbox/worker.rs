@@ -76,6 +76,11 @@ impl Signals {
         self.changed.notify_one();
     }
 
+    /// Whether the thread is to end.
+    pub(super) fn is_ending(&self) -> bool {
+        self.state.lock().end
+    }
+
     /// Waits for work. Returns `None` at the end. The edit histories are always due.
     pub(super) fn wait(&self) -> Option<Work> {
         let mut state = self.state.lock();

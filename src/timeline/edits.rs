@@ -34,10 +34,10 @@ impl Timeline {
         Ok(stepped)
     }
 
-    /// Shrinks the edit history. While files are being edited it does only what cannot wait, unless
-    /// `at_once`.
-    pub fn maintain_edit_history(&self, at_once: bool) -> Tended {
-        self.fs.maintain_edits(at_once, &|| self.is_stopping())
+    /// Shrinks the edit history, until `is_ending` returns true. While files are being edited it
+    /// does only what cannot wait, unless `at_once`.
+    pub fn maintain_edit_history(&self, at_once: bool, is_ending: &dyn Fn() -> bool) -> Tended {
+        self.fs.maintain_edits(at_once, &|| is_ending() || self.is_stopping())
     }
 
     /// Lists the changes of a restore, and adds the files that it replaced to the edit history,

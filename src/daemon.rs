@@ -35,7 +35,7 @@ use nix::unistd::{dup2_stdin, dup2_stdout};
 
 pub use logfile::{exit_on_panic, limit_log};
 pub use plan::{Choice, Links, MountChoice, Plan, Snapdir};
-pub use serving::{Access, Gate, MadeForks, ServedApart, Serving};
+pub use serving::{Access, MadeForks, ServedApart, Serving};
 
 use crate::error::{Attempt, Error, Kind, Result};
 use crate::sandbox::Sandbox;

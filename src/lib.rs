@@ -15,9 +15,6 @@
 //! All other modules are internal. Their ranks are in `docs/ARCHITECTURE.md`, and each imports only
 //! from lower ranks (tested by `tests/ranks.rs`).
 
-// The program and the tests use items that a library user does not reach.
-#![cfg_attr(not(feature = "crash-points"), allow(dead_code, unused_imports, reason = "for tests"))]
-
 mod base;
 mod cli;
 mod control;
@@ -34,7 +31,7 @@ mod timeline;
 mod tree;
 pub mod types;
 
-pub use fuse::{MountOptions, Mounted, Unmounter, is_expected, mount};
+pub use fuse::{MountOptions, Mounted, Unmounter, Wake, is_expected, mount};
 
 #[doc(hidden)]
 pub use cli::main;

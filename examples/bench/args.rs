@@ -8,7 +8,8 @@ use crate::systems::System;
 
 const USAGE: &str = "usage: bench [OPTIONS]
   --against NAME,...   peers: native, overlayfs, fuse-overlayfs, fuse-overlayfs=PROGRAM,
-                       jailfs-writeback, jailfs-spin=0 (all but the last; jailfs always runs)
+                       jailfs-writeback, jailfs-wake=off, jailfs-wake=latency,
+                       jailfs-wake=spin (all but the last three; jailfs always runs)
   --only WORD,...      only groups and workloads whose name begins so: 'meta', 'data/sqlite'
   --rounds N           how often each is measured (3)
   --size small|full    how much of everything (full)

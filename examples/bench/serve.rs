@@ -3,7 +3,7 @@
 //! not include the start of a command.
 //!
 //! ```text
-//! bench __serve BASE MNT STORE [writeback] [spin=US] [allow=PREFIX]...
+//! bench __serve BASE MNT STORE [writeback] [wake=HOW] [allow=PREFIX]...
 //!   -> ready
 //! counters        -> NAME=N NAME=N ...
 //! checkpoint      -> the id
@@ -17,10 +17,9 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::Arc;
-use std::time::Duration;
 
 use jailfs::internals::fs::SnapdirView;
-use jailfs::internals::fuse::{self, Counters, MountOptions};
+use jailfs::internals::fuse::{self, Counters, MountOptions, Wake};
 use jailfs::internals::jail::Policy;
 use jailfs::sandbox::{Reply, Request, Rev};
 use jailfs::sandbox::{Sandbox, StoreOptions, View};
@@ -57,10 +56,15 @@ pub fn main(words: &[OsString]) -> Res<()> {
         }),
     })?;
     let writeback = options.iter().any(|option| option == "writeback");
-    let spin =
-        options.iter().find_map(|option| option.to_str()?.strip_prefix("spin=")?.parse().ok());
-    let spin = spin.map(Duration::from_micros);
-    let options = MountOptions { writeback, spin, ..MountOptions::default() };
+    let asked = options.iter().find_map(|option| option.to_str()?.strip_prefix("wake="));
+    let wake = match asked {
+        None | Some("auto") => Wake::Auto,
+        Some("off") => Wake::Off,
+        Some("latency") => Wake::Latency,
+        Some("spin") => Wake::Spin,
+        Some(other) => return Err(format!("'wake={other}' is not known").into()),
+    };
+    let options = MountOptions { writeback, wake, ..MountOptions::default() };
     let mounted = fuse::mount(Arc::clone(sandbox.fs()), &mount_point, store, &options)?;
     sandbox.attach(mounted.kernel());
     println!("ready");

@@ -15,7 +15,7 @@ use crate::serve::Daemon;
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// The options of jailfs that can be measured.
-const OPTIONS: [&str; 2] = ["writeback", "spin=0"];
+const OPTIONS: [&str; 4] = ["writeback", "wake=off", "wake=latency", "wake=spin"];
 
 /// A system. They take turns in this order.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]

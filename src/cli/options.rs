@@ -6,13 +6,12 @@ use std::path::PathBuf;
 
 use crate::daemon::{Choice, Links, Snapdir};
 use crate::error::{Error, Kind, Result};
+use crate::fuse::Wake;
 use crate::sys::mount::{OPPOSITES, VFS_OPTIONS};
 use crate::types::Name;
 
 /// The maximum number of versions of a file.
 const MAX_VERSIONS: u32 = 1000;
-/// The maximum time for which a CPU is kept awake after a request, in microseconds.
-const MAX_SPIN: u32 = 1000;
 
 /// The parsed options: those of the mount, and the store.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -47,7 +46,7 @@ impl Options {
             (b"allow_other", None) => choice.allow_other = Some(true),
             (b"noallow_other", None) => choice.allow_other = Some(false),
             (b"writeback", None) => choice.writeback = true,
-            (b"spin", Some(text)) => choice.spin = Some(number(option, text, microseconds)?),
+            (b"wake", Some(how)) => choice.wake = wake(how)?,
             (b"suid", None) => choice.suid = true,
             (b"nosuid", None) => choice.suid = false,
             (b"dev", None) => choice.dev = true,
@@ -163,14 +162,6 @@ fn operations(text: &str) -> std::result::Result<u64, String> {
     text.parse().map_err(|_| "the value is a number, 0 for none".to_owned())
 }
 
-/// Parses the time for which a CPU is kept awake after a request, in microseconds.
-fn microseconds(text: &str) -> std::result::Result<u32, String> {
-    let digits = !text.is_empty() && text.bytes().all(|digit| digit.is_ascii_digit());
-    let number = text.parse().ok().filter(|number| digits && *number <= MAX_SPIN);
-    number
-        .ok_or_else(|| format!("the value is a number of microseconds from 0 (off) to {MAX_SPIN}"))
-}
-
 /// Parses the number of versions that are kept of a file.
 fn versions(text: &str) -> std::result::Result<u32, String> {
     let digits = !text.is_empty() && text.bytes().all(|digit| digit.is_ascii_digit());
@@ -206,6 +197,16 @@ fn links(policy: &[u8]) -> Result<Links> {
         b"literal" => Ok(Links::Literal),
         b"show" => Ok(Links::Show),
         _ => Err(bad(policy, "links is deny, show, rewrite or literal")),
+    }
+}
+
+fn wake(how: &[u8]) -> Result<Wake> {
+    match how {
+        b"auto" => Ok(Wake::Auto),
+        b"off" => Ok(Wake::Off),
+        b"latency" => Ok(Wake::Latency),
+        b"spin" => Ok(Wake::Spin),
+        _ => Err(bad(how, "wake is auto, off, latency or spin")),
     }
 }
 
@@ -277,8 +278,10 @@ mod tests {
             ("allow_other", Choice { allow_other: Some(true), ..plain() }),
             ("noallow_other", Choice { allow_other: Some(false), ..plain() }),
             ("writeback", Choice { writeback: true, ..plain() }),
-            ("spin=50", Choice { spin: Some(50), ..plain() }),
-            ("spin=50,spin=0", Choice { spin: Some(0), ..plain() }),
+            ("wake=off", Choice { wake: Wake::Off, ..plain() }),
+            ("wake=latency", Choice { wake: Wake::Latency, ..plain() }),
+            ("wake=spin", Choice { wake: Wake::Spin, ..plain() }),
+            ("wake=spin,wake=auto", plain()),
             ("suid,dev,noexec", Choice { suid: true, dev: true, noexec: true, ..plain() }),
             ("suid,dev,noexec,nosuid,nodev,exec", plain()),
             ("volatile", Choice { volatile: true, ..plain() }),
@@ -388,6 +391,11 @@ mod tests {
             "operations=-1",
             "gc",
             "gc=maybe",
+            "wake",
+            "wake=",
+            "wake=maybe",
+            "wake=500",
+            "spin=500",
             "history=",
             "history=-1",
             "history=1001",

@@ -41,7 +41,7 @@ use std::path::{Path, PathBuf};
 use nix::fcntl::OFlag;
 
 pub use client::{Client, connect};
-pub use frame::{Greeting, VERSION};
+pub use frame::Greeting;
 pub use message::{Answer, Call, Message, MountedHead, Mounts};
 pub use server::{Answered, Listener, Peer, Server};
 pub use waiting::Waiting;

@@ -1,7 +1,6 @@
 //! The plan of a mount: its paths, and the options that its user can choose.
 
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
@@ -59,8 +58,8 @@ pub struct Choice {
     pub allow_other: Option<bool>,
     /// Let the kernel cache writes (FUSE writeback cache).
     pub writeback: bool,
-    /// How long a CPU is kept awake after a request, in microseconds. None is the default.
-    pub spin: Option<u32>,
+    /// How wake-ups are made cheap while requests follow each other.
+    pub wake: fuse::Wake,
     /// Honour setuid bits.
     pub suid: bool,
     /// Let device nodes work.
@@ -163,7 +162,7 @@ impl Choice {
             read_only: self.read_only,
             allow_other: self.allow_other,
             writeback: self.writeback,
-            spin: self.spin.map(|us| Duration::from_micros(us.into())),
+            wake: self.wake,
             suid: self.suid,
             dev: self.dev,
             noexec: self.noexec,

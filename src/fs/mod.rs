@@ -54,8 +54,7 @@ use crate::tree::{Edit, Misfit, Tree};
 use crate::types::{ByteRange, Epoch, LayerId, Name, NodeId, TreePath};
 
 pub use edits::{
-    Clock, EditInfo, EditsSavepoint, Histories as EditHistories, QUIET, Step, StepError, Stepped,
-    Tended,
+    EditInfo, EditsSavepoint, Histories as EditHistories, Step, StepError, Stepped, Tended,
 };
 pub use journal::OpenJournal;
 pub use links::{LinkReply, Move, Refusal, Refused};
@@ -67,16 +66,16 @@ pub use merged::read_plan::ReadPlan;
 pub use merged::state::{Found, State};
 pub use ops::attrs::{SetAttr, SetTime, SetXattr};
 pub use ops::privileges::{CallerRights, PrivilegeBits};
-pub use ops::readdir::{DirEntry, HandOut};
+pub use ops::readdir::DirEntry;
 pub use ops::rename::RenameMode;
-pub use snapdir::{Archive, Fence, Origin, SnapdirView, Text};
+pub use snapdir::{Archive, Fence, SnapdirView, Text};
 pub use space::enospc::{MOST_TRIES, Need};
-pub use space::quota::{Limits, Space};
+pub use space::quota::Limits;
 pub use space::reclaim::Reclaimer;
 pub use switch::rebase::{Rebased, Rebasing};
 pub use switch::seal::Changed;
 pub use switch::{Invalidations, Switched};
-pub use upper::{JournalNotice, NextCheck, SMALL_JOURNAL};
+pub use upper::{NextCheck, SMALL_JOURNAL};
 
 /// The largest file, in bytes: what ext4 with 4 KiB blocks allows, so that offsets never overflow.
 pub const MAX_FILE_SIZE: u64 = (1 << 44) - 4096;

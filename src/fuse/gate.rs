@@ -5,7 +5,7 @@ use std::sync::OnceLock;
 use fuser::Errno;
 use parking_lot::{RwLock, RwLockReadGuard};
 
-use crate::fuse::spin::Spinner;
+use crate::fuse::wake::Waker;
 
 /// The error of requests after the gate has closed; the kernel returns the same without a server.
 pub(super) const GATE_CLOSED: Errno = Errno::ENOTCONN;
@@ -15,14 +15,14 @@ pub(super) const GATE_CLOSED: Errno = Errno::ENOTCONN;
 #[derive(Default)]
 pub(super) struct Gate {
     is_closed: RwLock<bool>,
-    spinner: OnceLock<Spinner>,
+    waker: OnceLock<Waker>,
 }
 impl Gate {
     /// Admits a request for as long as the returned guard lives; `None` if the gate is closed. For
     /// the thread that takes the requests.
     pub(super) fn enter(&self) -> Option<RwLockReadGuard<'_, bool>> {
-        if let Some(spinner) = self.spinner.get() {
-            spinner.note_request();
+        if let Some(waker) = self.waker.get() {
+            waker.note_request();
         }
         self.reenter()
     }
@@ -34,10 +34,10 @@ impl Gate {
         Some(self.is_closed.read_recursive()).filter(|is_closed| !**is_closed)
     }
 
-    /// Makes each admitted request keep a CPU awake.
-    pub(super) fn set_spinner(&self, spinner: Spinner) {
+    /// Tells each admitted request to `waker`.
+    pub(super) fn set_waker(&self, waker: Waker) {
         // It is set once, before the first request.
-        let _is_set = self.spinner.set(spinner);
+        let _is_set = self.waker.set(waker);
     }
 
     /// Waits for the requests in progress, then closes the gate.

@@ -10,6 +10,7 @@
 //!   This process then holds the session and the root. It can end the mount but not unmount it.
 
 mod attr_ops;
+mod burst;
 mod counters;
 mod data_ops;
 mod discarded_writes;
@@ -18,6 +19,7 @@ mod errno;
 mod flush;
 mod gate;
 mod init;
+mod latency;
 mod mount;
 mod notify;
 mod privileges;
@@ -31,6 +33,7 @@ mod server;
 mod snapdir;
 mod spin;
 mod translate;
+mod wake;
 mod workers;
 mod xattr_ops;
 
@@ -57,12 +60,13 @@ use crate::sys::mountinfo;
 
 pub use counters::Counters;
 pub use readdirplus::is_expected;
+pub use wake::Wake;
 
 use gate::Gate;
 use mount::{Mount, Root};
 use notify::Channel;
 use server::Server;
-use spin::Spinner;
+use wake::Waker;
 
 /// The first head of a store.
 const FIRST_HEAD: &str = "main";
@@ -86,9 +90,8 @@ pub struct MountOptions {
     pub allow_other: Option<bool>,
     /// Enables the kernel's writeback cache. Many small writes get cheaper, most other work dearer.
     pub writeback: bool,
-    /// For how long the spinner thread keeps a CPU awake after a request in a burst. `None` means
-    /// 500 microseconds in a virtual machine with two CPUs and no CPU quota, and zero elsewhere.
-    pub spin: Option<Duration>,
+    /// How wake-ups are made cheap while requests follow each other.
+    pub wake: Wake,
     /// No program can be executed from the mount.
     pub noexec: bool,
     /// Set-user-ID and set-group-ID bits take effect. Only root may ask for this.
@@ -266,9 +269,8 @@ fn start(
     config.n_threads = Some(1);
     let session = Session::from_fd(server, device, SessionACL::All, config).attempt(attempt)?;
     channel.connect(session.notifier(), raw);
-    let span = options.spin.unwrap_or_else(spin::default_span);
-    if !span.is_zero() {
-        gate.set_spinner(Spinner::start(span).attempt(attempt)?);
+    if let Some(waker) = Waker::start(options.wake)? {
+        gate.set_waker(waker);
     }
     let closer = CloseAtEnd(Arc::clone(&channel), unmounter.events.clone());
     let thread = Builder::new().name("jailfs-session".into()).spawn(move || {

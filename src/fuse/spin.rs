@@ -29,12 +29,11 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
+use crate::fuse::burst::Burst;
 use crate::sys::process;
 
-/// How long a CPU is kept awake after a request, where that pays.
+/// How long a CPU is kept awake after a request.
 const SPAN: Duration = Duration::from_micros(500);
-/// How many requests in a row, each soon after the one before, wake the spinner.
-const BURST: u32 = 8;
 /// Spin iterations between two looks at the clock: about a microsecond.
 const ROUNDS: u32 = 32;
 /// A thread that preempted the spinner for at least this long does work of its own. A caller or the
@@ -56,16 +55,6 @@ const MOVE_INTERVAL: Duration = Duration::from_millis(2);
 /// spin, the shortest.
 const CALM: Duration = Duration::from_millis(50);
 
-/// The default for how long a CPU is kept awake after a request. It pays only in a virtual machine,
-/// where wake-ups are expensive, and with two CPUs. Under a CPU quota, spinning would use up the
-/// quota; a single CPU has no other CPU to wake.
-pub(super) fn default_span() -> Duration {
-    let cpus = process::cpus().len();
-    let is_rationed = std::thread::available_parallelism().is_ok_and(|share| share.get() < cpus);
-    let pays = cpus == 2 && !is_rationed && process::is_in_virtual_machine();
-    if pays { SPAN } else { Duration::ZERO }
-}
-
 /// No CPU.
 const NO_CPU: usize = usize::MAX;
 
@@ -73,7 +62,6 @@ const NO_CPU: usize = usize::MAX;
 pub(super) struct Spinner {
     shared: Arc<Shared>,
     thread: Thread,
-    span: Duration,
     burst: Mutex<Burst>,
 }
 
@@ -87,18 +75,12 @@ struct Shared {
     ends: AtomicBool,
 }
 
-/// Counts requests that each came soon after the one before.
-struct Burst {
-    last: Instant,
-    requests: u32,
-}
-
 impl Spinner {
-    /// Starts the thread. A CPU is kept awake until there was no request for as long as `span`.
+    /// Starts the thread. A CPU is kept awake until there was no request for as long as [`SPAN`].
     ///
     /// # Errors
     /// When no thread can be started.
-    pub(super) fn start(span: Duration) -> std::io::Result<Spinner> {
+    pub(super) fn start() -> std::io::Result<Spinner> {
         let shared = Arc::new(Shared::new());
         let thread_shared = Arc::clone(&shared);
         let thread = Builder::new().name("awake".to_owned()).spawn(move || {
@@ -113,7 +95,7 @@ impl Spinner {
             while !thread_shared.ends.load(Relaxed) {
                 if thread_shared.is_spinning.load(Relaxed) {
                     avoid(&cpus, thread_shared.server_cpu.load(Relaxed), &mut avoided);
-                    match thread_shared.spin(span) {
+                    match thread_shared.spin() {
                         Ended::Quiet { calm: true } => pause = (pause / 2).max(PAUSES.0),
                         Ended::Quiet { calm: false } => {}
                         Ended::ServerMoved => continue,
@@ -129,8 +111,8 @@ impl Spinner {
                 }
             }
         })?;
-        let burst = Mutex::new(Burst { last: Instant::now(), requests: 0 });
-        Ok(Spinner { shared, thread: thread.thread().clone(), span, burst })
+        let burst = Mutex::new(Burst::new(Instant::now()));
+        Ok(Spinner { shared, thread: thread.thread().clone(), burst })
     }
 
     /// Counts a request, and wakes the spinner if it completes a burst.
@@ -142,7 +124,7 @@ impl Spinner {
             self.shared.server_cpu.store(move_to_cpu(move_to), Relaxed);
         }
         if !self.shared.is_spinning.load(Relaxed)
-            && self.burst.lock().is_reached(Instant::now(), self.span)
+            && self.burst.lock().is_reached(Instant::now(), SPAN)
         {
             self.shared.server_cpu.store(process::cpu().unwrap_or(NO_CPU), Relaxed);
             self.shared.is_spinning.store(true, Relaxed);
@@ -186,16 +168,6 @@ impl Drop for Spinner {
     }
 }
 
-impl Burst {
-    /// Counts one more request. Returns whether the burst is long enough.
-    fn is_reached(&mut self, now: Instant, span: Duration) -> bool {
-        let is_soon = now.duration_since(self.last) < span;
-        self.last = now;
-        self.requests = if is_soon { self.requests.saturating_add(1) } else { 0 };
-        self.requests >= BURST
-    }
-}
-
 /// Why the spinner stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Ended {
@@ -218,8 +190,8 @@ impl Shared {
         }
     }
 
-    /// Spins until there was no request for as long as `span`, or other threads want the CPU.
-    fn spin(&self, span: Duration) -> Ended {
+    /// Spins until there was no request for as long as [`SPAN`], or other threads want the CPU.
+    fn spin(&self) -> Ended {
         let (server_cpu, begun) = (self.server_cpu.load(Relaxed), Instant::now());
         let (mut seen, mut since, mut last) = (self.requests.load(Relaxed), begun, begun);
         let mut origin = RequestOrigin::new(seen, begun);
@@ -240,7 +212,7 @@ impl Shared {
             last = now;
             if requests != seen {
                 (seen, since) = (requests, now);
-            } else if now.duration_since(since) >= span {
+            } else if now.duration_since(since) >= SPAN {
                 break;
             }
         }
@@ -301,24 +273,12 @@ impl RequestOrigin {
 mod tests {
     use super::*;
 
-    const SPAN: Duration = Duration::from_millis(1);
-
     fn in_time(is_so: impl Fn() -> bool) -> bool {
         let end = Instant::now() + Duration::from_secs(20);
         while !is_so() && Instant::now() < end {
             std::thread::sleep(SPAN);
         }
         is_so()
-    }
-
-    #[test]
-    fn only_a_burst_of_requests_wakes_the_spinner() {
-        let begun = Instant::now();
-        let mut burst = Burst { last: begun, requests: 0 };
-        assert!((1..100).all(|at| !burst.is_reached(begun + SPAN * at, SPAN)), "isolated requests");
-        let soon = begun + SPAN * 200;
-        assert!((0..BURST).all(|_| !burst.is_reached(soon, SPAN)));
-        assert!(burst.is_reached(soon, SPAN));
     }
 
     #[test]
@@ -392,7 +352,7 @@ mod tests {
 
     #[test]
     fn the_spinner_sleeps_again_after_the_last_request() {
-        let spinner = Spinner::start(SPAN).unwrap();
+        let spinner = Spinner::start().unwrap();
         for _ in 0..3 {
             assert!(!spinner.shared.is_spinning.load(Relaxed));
             while !spinner.shared.is_spinning.load(Relaxed) {

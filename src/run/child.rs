@@ -11,7 +11,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -145,7 +145,7 @@ impl Program {
         // ends, and, without namespaces, every orphan of the command.
         prctl::set_child_subreaper(true).map_err(io::Error::from).attempt(attempt)?;
         let (ours, theirs) = message_pair().map_err(io::Error::from).attempt(attempt)?;
-        let (base, in_view) = (PathBuf::from(&spec.base), spec.elsewhere.is_none());
+        let in_view = spec.elsewhere.is_none();
         spec.own_session = matches!(attended, Attended::OneOfSeveral(_));
         let mut ties = Ties::of(attended, in_view).attempt(attempt)?;
         let given = std::mem::take(&mut ties.streams.given);
@@ -158,7 +158,6 @@ impl Program {
             processes: vec![first],
             spared: ties.spared,
             namespace: PathBuf::new(),
-            base,
             asker: ties.asker,
             alarm: None,
             terminal: ties.terminal,
@@ -226,7 +225,6 @@ pub struct Started {
     /// `None` for one of several, whose processes are all in its pid namespace.
     spared: Option<Vec<Pid>>,
     namespace: PathBuf,
-    base: PathBuf,
     asker: Asker,
     /// The timer that continues this process when the time is over.
     alarm: Option<Timer>,
@@ -498,11 +496,6 @@ impl Started {
         let relays = std::mem::take(&mut self.relays);
         drop(self);
         relays.finish()
-    }
-
-    /// The path at which the command sees the sandbox.
-    pub fn base(&self) -> &Path {
-        &self.base
     }
 }
 

@@ -55,11 +55,6 @@ impl Allow {
         ("io-uring", Allow::IoUring),
         ("sockets", Allow::Sockets),
     ];
-
-    /// The word on the command line.
-    pub fn word(self) -> &'static str {
-        Allow::ALL.iter().find(|(_, allow)| *allow == self).map_or("", |(word, _)| word)
-    }
 }
 
 /// The error of a denied call.

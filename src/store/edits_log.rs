@@ -402,11 +402,6 @@ impl EditsLog {
         }
     }
 
-    /// Whether the log has no bytes.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
     /// Whether a rewrite may make the log much shorter. The length after the last rewrite is the
     /// measure, because records differ much in length.
     pub fn is_long(&self) -> bool {

@@ -12,7 +12,7 @@ use crate::store::content::checksums::Checksums;
 use crate::store::content::remap::Remap;
 use crate::store::edits_log;
 use crate::store::edits_log::Recorded;
-use crate::store::format::{BaseRecord, check_format, read_base};
+use crate::store::format::{check_format, read_base};
 use crate::store::heads;
 use crate::store::heads::HEADS;
 use crate::store::identities::IDENTITIES;
@@ -37,8 +37,6 @@ pub struct Inspect {
     /// The ledger. It is read first: what another process does meanwhile only adds to the files
     /// that are read later.
     ledger: Option<Known>,
-    /// The base of the store.
-    pub base: BaseRecord,
 }
 
 impl Inspect {
@@ -52,7 +50,8 @@ impl Inspect {
         let ledger = ledger::read(&dir)?.map(|found| found.known);
         let trust = heads::read_trust(&dir)?;
         let layers = Layers::open(&dir, &mut |_| ())?;
-        Ok(Inspect { base: read_base(&dir)?, layers, ledger, dir, trust })
+        read_base(&dir)?;
+        Ok(Inspect { layers, ledger, dir, trust })
     }
 
     /// Fails if a power cut may have taken any part of the store.

@@ -10,17 +10,6 @@ use nix::errno::Errno;
 
 use crate::types::FileKind;
 
-/// One entry of a directory, as the host returns it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct RawEntry {
-    /// The bytes of the name, of any length that the host permits.
-    pub name: Vec<u8>,
-    /// The `d_ino` of the entry. For a mount point, the number of the directory below the mount.
-    pub ino: u64,
-    /// The `d_type` of the entry; `None` if the filesystem does not report it.
-    pub kind: Option<FileKind>,
-}
-
 /// The buffer for one call: some 400 to 1,000 entries. A larger one is no faster, and slower for
 /// the many small directories.
 const BUFFER: usize = 32 * 1024;
@@ -29,7 +18,9 @@ const BUFFER: usize = 32 * 1024;
 const NAME_OFFSET: usize = 19;
 
 /// Calls `each` with name, `d_ino` and kind of each entry of the directory `fd`, from its offset to
-/// the end, without `.` and `..`.
+/// the end, without `.` and `..`. A name has any length that the host permits. The `d_ino` of a
+/// mount point is that of the directory below the mount. The kind is `None` if the filesystem does
+/// not report it.
 ///
 /// # Errors
 /// Those of getdents64(2): EBADF for an `O_PATH` descriptor, ENOTDIR, ENOENT for a removed
@@ -52,16 +43,6 @@ pub fn for_each<Fd: AsFd>(
             rest = tail;
         }
     }
-}
-
-/// All entries of the directory `fd`, as [`for_each`] returns them.
-///
-/// # Errors
-/// As [`for_each`].
-pub fn entries<Fd: AsFd>(fd: Fd) -> io::Result<Vec<RawEntry>> {
-    let mut all = Vec::new();
-    for_each(fd, |name, ino, kind| all.push(RawEntry { name: name.to_vec(), ino, kind }))?;
-    Ok(all)
 }
 
 fn getdents<Fd: AsFd>(fd: Fd, buffer: &mut [u8]) -> io::Result<usize> {
@@ -142,9 +123,13 @@ mod tests {
         expected.insert(b"link".to_vec(), (ino, Some(FileKind::Symlink)));
 
         let fd = std::fs::File::open(dir.path()).unwrap();
-        let all = entries(&fd).unwrap();
-        assert_eq!(all.len(), expected.len());
-        let found: BTreeMap<_, _> = all.into_iter().map(|e| (e.name, (e.ino, e.kind))).collect();
+        let (mut found, mut count) = (BTreeMap::new(), 0);
+        for_each(&fd, |name, ino, kind| {
+            found.insert(name.to_vec(), (ino, kind));
+            count += 1;
+        })
+        .unwrap();
+        assert_eq!(count, expected.len());
         assert!(found == expected);
     }
 

@@ -33,10 +33,12 @@ macro_rules! failpoints {
         }
 
         /// Every failpoint.
+        #[cfg(feature = "crash-points")]
         pub const ALL: &[Failpoint] = &[$(Failpoint::$variant,)*];
 
         impl Failpoint {
             /// Its name in rules.
+            #[cfg(feature = "crash-points")]
             pub fn name(self) -> &'static str {
                 match self {
                     $(Failpoint::$variant => $name,)*
@@ -72,6 +74,7 @@ failpoints! {
 
 impl Failpoint {
     /// Whether the call changes the disk.
+    #[cfg(feature = "crash-points")]
     pub fn is_change(self) -> bool {
         !matches!(self, Failpoint::StoreRead | Failpoint::BaseOpen | Failpoint::BaseRead)
     }

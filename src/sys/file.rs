@@ -60,14 +60,6 @@ pub fn pread_full(file: &File, buffer: &mut [u8], offset: u64) -> io::Result<usi
     Ok(done)
 }
 
-/// Writes all of `buffer` at `offset`.
-///
-/// # Errors
-/// Those of pwrite(2) except EINTR. A part may then be written.
-pub fn pwrite_full(file: &File, buffer: &[u8], offset: u64) -> io::Result<()> {
-    file.write_all_at(buffer, offset)
-}
-
 /// Writes the dirty pages of the whole file to its filesystem and waits for them
 /// (sync_file_range(2) with all flags).
 ///
@@ -79,18 +71,6 @@ pub fn sync_file_range_all<Fd: AsFd>(fd: Fd) -> io::Result<()> {
         | libc::SYNC_FILE_RANGE_WAIT_AFTER;
     // SAFETY: sync_file_range(2) takes numbers only; the descriptor is borrowed for the call.
     Errno::result(unsafe { libc::sync_file_range(fd.as_fd().as_raw_fd(), 0, 0, flags) })?;
-    Ok(())
-}
-
-/// Makes `to` share all blocks of `from` (FICLONE, ioctl_ficlone(2)).
-///
-/// # Errors
-/// EOPNOTSUPP, EXDEV or EINVAL if the filesystem does not support it. The caller then copies.
-pub fn clone_range<From: AsFd, To: AsFd>(from: From, to: To) -> io::Result<()> {
-    // SAFETY: ioctl_ficlone(2) takes two descriptors, both borrowed for the call, and no memory.
-    let result =
-        unsafe { libc::ioctl(to.as_fd().as_raw_fd(), libc::FICLONE, from.as_fd().as_raw_fd()) };
-    Errno::result(result)?;
     Ok(())
 }
 
@@ -313,7 +293,7 @@ mod tests {
     #[test]
     fn a_full_read_ends_only_at_the_end() {
         let file = tempfile::tempfile().unwrap();
-        pwrite_full(&file, &[7; 10_000], 5).unwrap();
+        file.write_all_at(&[7; 10_000], 5).unwrap();
         let mut buffer = vec![1; 20_000];
         assert_eq!(pread_full(&file, &mut buffer, 0).unwrap(), 10_005);
         assert!(
@@ -328,7 +308,7 @@ mod tests {
     #[test]
     fn a_punched_range_reads_as_zeros_and_is_a_hole() {
         let file = tempfile::tempfile().unwrap();
-        pwrite_full(&file, &[1; 3 << 16], 0).unwrap();
+        file.write_all_at(&[1; 3 << 16], 0).unwrap();
         punch_hole(&file, ByteRange::at(1 << 16, 1 << 16)).unwrap();
         punch_hole(&file, ByteRange::at(0, 0)).unwrap();
         let mut buffer = vec![9; 3 << 16];
@@ -356,26 +336,6 @@ mod tests {
         assert_eq!(lseek(&file, 0, Whence::SeekData), Err(Errno::EINVAL), "this kernel can tell");
         assert_eq!(seek_data(&file, 0).unwrap(), None, "it is empty by its size");
         assert_eq!(data_in(&file, ByteRange::at(0, 10)).unwrap(), []);
-    }
-
-    #[test]
-    fn a_clone_has_the_bytes_or_is_refused() {
-        let (from, to) = (tempfile::tempfile().unwrap(), tempfile::tempfile().unwrap());
-        pwrite_full(&from, b"shared", 0).unwrap();
-        match clone_range(&from, &to) {
-            Ok(()) => {
-                let mut buffer = [0; 6];
-                pread_full(&to, &mut buffer, 0).unwrap();
-                assert_eq!(&buffer, b"shared");
-            }
-            Err(error) => assert!(
-                matches!(
-                    error.raw_os_error(),
-                    Some(libc::EOPNOTSUPP | libc::EXDEV | libc::EINVAL | libc::ENOTTY)
-                ),
-                "{error}"
-            ),
-        }
     }
 
     #[test]

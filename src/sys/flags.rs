@@ -5,13 +5,8 @@ use std::os::fd::{AsFd, AsRawFd};
 
 use nix::errno::Errno;
 
-/// The content can only be appended to, and the file cannot be replaced or removed (`a`).
-pub const APPEND: u32 = 0x20;
-/// Nothing of the file can be changed, and it cannot be replaced or removed (`i`).
-pub const IMMUTABLE: u32 = 0x10;
-
-/// The flags that a program may give to a regular file, with their letters in chattr(1). [`APPEND`]
-/// and [`IMMUTABLE`] are not among them: no file that has one can be replaced.
+/// The flags that a program may give to a regular file, with their letters in chattr(1). Append
+/// only (`a`) and immutable (`i`) are not among them: no file that has one can be replaced.
 const OF_FILES: [(u32, char); 11] = [
     (0x1, 's'),
     (0x2, 'u'),
@@ -81,6 +76,9 @@ pub fn letters(flags: u32) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const APPEND: u32 = 0x20;
+    const IMMUTABLE: u32 = 0x10;
 
     #[test]
     fn flags_are_given_and_read_and_others_stay() {

@@ -13,6 +13,7 @@
 
 pub mod capabilities;
 pub mod clock;
+pub mod cpu_latency;
 pub mod dir;
 pub mod failpoint;
 pub mod file;

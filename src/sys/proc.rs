@@ -312,8 +312,8 @@ fn parse_id(text: &[u8]) -> Option<[u8; 16]> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sys::testing::run_as_ordinary_user;
     use std::os::unix::fs::MetadataExt;
-    use std::os::unix::process::CommandExt;
 
     const MAPS: &[u8] = b"\
         55d0-55d1 r--p 00000000 08:01 10                         /bin/cat\n\
@@ -413,16 +413,8 @@ libc.pthread_exit(None)";
     /// Runs the next test in a process of an ordinary user, who may not inspect this one.
     #[test]
     fn an_ordinary_user_gets_the_list_of_unreadable_processes() {
-        let output = std::process::Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "sys::proc::tests::ordinary_user", "--nocapture", "--test-threads=1"])
-            .env(WATCHED, std::process::id().to_string())
-            .uid(65534)
-            .gid(65534)
-            .output()
-            .unwrap();
-        let text = String::from_utf8_lossy(&output.stdout);
-        assert!(output.status.success(), "{text}\n{}", String::from_utf8_lossy(&output.stderr));
-        assert!(text.contains("1 passed"), "{text}");
+        let own = std::process::id().to_string();
+        run_as_ordinary_user("sys::proc::tests::ordinary_user", (WATCHED, own.as_ref()));
     }
 
     #[test]

@@ -9,11 +9,10 @@ use std::os::unix::process::CommandExt;
 use std::process::{Child, Command};
 
 use nix::errno::Errno;
-use nix::fcntl::{FcntlArg, FdFlag, OFlag, fcntl, open};
+use nix::fcntl::{FcntlArg, FdFlag, fcntl};
 use nix::sched::{CpuSet, sched_getaffinity, sched_getcpu, sched_setaffinity};
 use nix::sys::signal::SigSet;
-use nix::sys::stat::Mode;
-use nix::unistd::{ForkResult, Pid, dup2_stderr, dup2_stdin, dup2_stdout, fork};
+use nix::unistd::{ForkResult, Pid, fork};
 
 /// Makes the process the leader of its own session, detached from the terminal (setsid(2)).
 ///
@@ -21,18 +20,6 @@ use nix::unistd::{ForkResult, Pid, dup2_stderr, dup2_stdin, dup2_stdout, fork};
 /// EPERM if it leads a process group.
 pub fn new_session() -> io::Result<()> {
     nix::unistd::setsid()?;
-    Ok(())
-}
-
-/// Connects standard input, output and error to `/dev/null` (dup2(2)).
-///
-/// # Errors
-/// Those of open(2) and dup2(2).
-pub fn silence_stdio() -> io::Result<()> {
-    let null = open("/dev/null", OFlag::O_RDWR | OFlag::O_CLOEXEC, Mode::empty())?;
-    dup2_stdin(&null)?;
-    dup2_stdout(&null)?;
-    dup2_stderr(&null)?;
     Ok(())
 }
 
@@ -82,16 +69,6 @@ pub fn set_affinity(cpus: &BTreeSet<usize>) -> io::Result<()> {
     let mut set = CpuSet::new();
     cpus.iter().try_for_each(|cpu| set.set(*cpu))?;
     Ok(sched_setaffinity(Pid::from_raw(0), &set)?)
-}
-
-/// Whether the CPU reports a virtual machine (the flag `hypervisor` of `/proc/cpuinfo`). Only x86
-/// CPUs report it.
-pub fn is_in_virtual_machine() -> bool {
-    let says = |text: String| {
-        let flags = text.lines().find(|line| line.starts_with("flags")).map(str::to_owned);
-        flags.is_some_and(|flags| flags.split_whitespace().any(|flag| flag == "hypervisor"))
-    };
-    std::fs::read_to_string("/proc/cpuinfo").is_ok_and(says)
 }
 
 /// Takes ownership of an inherited descriptor by its number. It closes on exec from now on.

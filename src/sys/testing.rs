@@ -1,6 +1,24 @@
 //! Makes system calls fail, so that tests can check fallbacks.
 
+use std::ffi::OsStr;
+use std::os::unix::process::CommandExt;
+
 use nix::errno::Errno;
+
+/// Runs a test of this program alone, as an ordinary user, with an environment variable that tells
+/// it so.
+pub(crate) fn run_as_ordinary_user(test: &str, (name, value): (&str, &OsStr)) {
+    let output = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", test, "--nocapture", "--test-threads=1"])
+        .env(name, value)
+        .uid(65534)
+        .gid(65534)
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{text}\n{}", String::from_utf8_lossy(&output.stderr));
+    assert!(text.contains("1 passed"), "{text}");
+}
 
 /// Makes the system call `number` fail with `errno` in this thread only, until the thread ends
 /// (seccomp(2)), as the profile of a container does.

@@ -275,10 +275,11 @@ fn look(root: &Path, path: &Path, all: &mut Vec<Seen>) {
     all.push(seen);
     if stat.is_dir() {
         let dir = quiet.open(&full).expect("open");
-        for entry in jailfs::internals::sys::dir::entries(&dir).expect("list") {
-            if entry.name != b"." && entry.name != b".." {
-                look(root, &path.join(std::ffi::OsStr::from_bytes(&entry.name)), all);
-            }
+        let mut names = Vec::new();
+        jailfs::internals::sys::dir::for_each(&dir, |name, _, _| names.push(name.to_vec()))
+            .expect("list");
+        for name in names {
+            look(root, &path.join(std::ffi::OsStr::from_bytes(&name)), all);
         }
     }
 }

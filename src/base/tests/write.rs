@@ -16,7 +16,7 @@ fn names_are_created_moved_and_removed() {
             WriteDir::is_stage_name(&temp) && !WriteDir::is_stage_name(&name(".jailfs-stage-"))
         );
         assert_eq!(file.metadata().unwrap().mode(), 0o100_600);
-        crate::sys::file::pwrite_full(&file, b"new", 0).unwrap();
+        std::os::unix::fs::FileExt::write_all_at(&file, b"new", 0).unwrap();
         root.mkdir(&name("d"), 0o755).unwrap();
         assert_eq!(root.mkdir(&name("d"), 0o755), Err(FsError::Exists));
         let dir = writer.dir(&path("d")).unwrap();

@@ -100,10 +100,7 @@ impl Fs {
         bytes: &[u8],
         privileges: impl Into<PrivilegeBits<'a>>,
     ) -> FsResult<()> {
-        let privileges = privileges.into();
-        self.with_room(Need::More, || {
-            self.try_write(id, (Position::Given, offset), bytes, privileges)
-        })
+        self.write_at(id, (Position::Given, offset), bytes, privileges.into())
     }
 
     /// Appends bytes to a file; `offset` is the end of the file as the caller knows it.
@@ -117,10 +114,17 @@ impl Fs {
         bytes: &[u8],
         privileges: impl Into<PrivilegeBits<'a>>,
     ) -> FsResult<()> {
-        let privileges = privileges.into();
-        self.with_room(Need::More, || {
-            self.try_write(id, (Position::End, offset), bytes, privileges)
-        })
+        self.write_at(id, (Position::End, offset), bytes, privileges.into())
+    }
+
+    fn write_at(
+        &self,
+        id: NodeId,
+        at: (Position, u64),
+        bytes: &[u8],
+        privileges: PrivilegeBits<'_>,
+    ) -> FsResult<()> {
+        self.with_room(Need::More, || self.try_write(id, at, bytes, privileges))
     }
 
     fn try_write(

@@ -23,8 +23,8 @@ use crate::types::LayerId;
 
 pub use info::LayerInfo;
 pub use journal::{LayerContents, Trust};
-pub use rewrite::{JournalEnd, JournalExchange, JournalRewrite};
-pub use upper::{SyncWork, Upper};
+pub use rewrite::{JournalEnd, JournalExchange};
+pub use upper::Upper;
 
 /// Name of the journal in the directory of a layer.
 pub const JOURNAL: &str = "journal";

@@ -1,9 +1,9 @@
 //! Tests of mounting and unmounting.
 
 use super::*;
+use crate::sys::testing::run_as_ordinary_user;
 use nix::sched::{CloneFlags, unshare};
 use std::os::unix::fs::PermissionsExt;
-use std::os::unix::process::CommandExt;
 
 /// Runs `test` in a thread with its own mount namespace.
 fn in_private_mounts(test: impl FnOnce() + Send + 'static) {
@@ -79,21 +79,8 @@ fn an_ordinary_user_mounts_through_the_helper() {
         let point = dir.path().join("point");
         std::fs::create_dir(&point).unwrap();
         nix::unistd::chown(&point, Some(65534.into()), Some(65534.into())).unwrap();
-        let output = Command::new(std::env::current_exe().unwrap())
-            .args([
-                "--exact",
-                "sys::mount::tests::ordinary_user",
-                "--nocapture",
-                "--test-threads=1",
-            ])
-            .env(USER_DIR, &point)
-            .uid(65534)
-            .gid(65534)
-            .output()
-            .unwrap();
-        let text = String::from_utf8_lossy(&output.stdout);
-        assert!(output.status.success(), "{text}\n{}", String::from_utf8_lossy(&output.stderr));
-        assert!(text.contains("1 passed"), "{text}");
+        let test = "sys::mount::tests::ordinary_user";
+        run_as_ordinary_user(test, (USER_DIR, point.as_os_str()));
     });
 }
 

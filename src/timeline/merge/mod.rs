@@ -35,8 +35,7 @@ use crate::store::content::pool::PoolWriter;
 use crate::tree::Edit;
 use crate::types::{FileKind, TreePath};
 
-pub use conflict::{Conflict, Did};
-pub use fields::FieldDiff;
+pub use conflict::Conflict;
 pub use glob::Glob;
 use install::NameChange;
 use names::Names;

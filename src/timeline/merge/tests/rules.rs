@@ -2,7 +2,8 @@
 
 use super::{Program, World, path};
 use crate::fs::{Fs, State};
-use crate::timeline::merge::{Conflict, Did, Glob, Rules};
+use crate::timeline::merge::conflict::Did;
+use crate::timeline::merge::{Conflict, Glob, Rules};
 use crate::tree::Tree;
 use crate::types::FileKind;
 

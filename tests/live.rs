@@ -34,6 +34,8 @@ mod shared;
 mod unasked;
 #[path = "live/upkeep.rs"]
 mod upkeep;
+#[path = "live/wake.rs"]
+mod wake;
 #[path = "live/whole.rs"]
 mod whole;
 #[path = "live/window.rs"]

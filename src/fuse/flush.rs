@@ -3,13 +3,14 @@
 //! Programs make dirty pages through shared mappings and, with the writeback cache, by every write.
 //! syncfs(2) starts their writeback but does not wait for it. There are three ways to wait:
 //!
-//! * **Sync each file.** Open every candidate through the mount and sync it. Without the writeback
-//!   cache, the candidates are the files with a live shared mapping: close(2) and munmap(2) flush.
-//! * **Wait for an idle connection.** With the writeback cache, or if some process cannot be
-//!   inspected, any file that the kernel holds is a candidate. Start the writeback of all files and
-//!   wait until no request is pending ([`Connection::waiting`]). Then sync the files that were
-//!   written back or truncated within the last second, because the kernel may still keep pages of
-//!   these back. If the number of requests is unknown or never reaches zero, sync all held files.
+//! * **Wait for an idle connection.** Start the writeback of all files and wait until no request is
+//!   pending ([`Connection::waiting`]). Then sync the files that were written back or truncated
+//!   within the last second, because the kernel may still keep pages of these back. This costs the
+//!   same however many processes there are.
+//! * **Sync each file.** If the connection does not become idle, or many files are recent, open
+//!   every candidate through the mount and sync it. Without the writeback cache, the candidates are
+//!   the files with a live shared mapping, by `/proc/*/maps`: close(2) and munmap(2) flush. With
+//!   it, or if some process cannot be inspected, any file that the kernel holds is a candidate.
 //! * **Invalidate.** The daemon's user may lack permission to open a file. Wait for an idle
 //!   connection, and once more a second later if the file is recent. If the connection does not
 //!   become idle, invalidate the file's pages: the kernel writes dirty pages back before it
@@ -41,8 +42,13 @@ use crate::types::{Ino, TreePath};
 
 /// How long a file is looked up again that is renamed at each attempt.
 const RENAME_RETRY_LIMIT: Duration = Duration::from_secs(10);
-/// How long to wait for a moment without pending requests.
+/// How long to wait for a moment without pending requests, where the alternative is to sync every
+/// file that the kernel holds.
 const IDLE_LIMIT: Duration = Duration::from_millis(100);
+/// The same, where the alternative is to read the mappings of every process.
+const SHORT_IDLE_LIMIT: Duration = Duration::from_millis(5);
+/// Above this number of recent files, the mappings of all processes are read instead.
+const MAX_RECENT: usize = 64;
 
 impl Mount {
     /// Flushes every dirty page of the mount.
@@ -50,26 +56,11 @@ impl Mount {
     /// # Errors
     /// When a file cannot be synced, or `/proc` cannot be read.
     pub(super) fn flush_dirty_pages(&self) -> Result<()> {
-        let scan = sys::proc::shared_maps(self.dev, self.all_users)
-            .attempt(|| "look for processes that map files of the mount")?;
-        let mut files: BTreeSet<Ino> =
-            scan.files.iter().flat_map(|(number, _)| self.fs.nodes_numbered(*number)).collect();
-        let any_file = self.writeback || !scan.unreadable.is_empty();
-        if files.is_empty() && !any_file {
-            return Ok(());
-        }
         std::thread::scope(|scope| {
             let thread =
                 FlushThread::start(scope, &self.root, self.dev).attempt(|| "start a thread")?;
-            if any_file {
-                if thread.start_writeback_and_wait()? {
-                    files.extend(self.fs.live_files(&self.recent_writeback.recent()));
-                } else {
-                    files.extend(self.fs.held_files());
-                }
-            }
             let mut unopenable = BTreeSet::new();
-            for ino in files {
+            for ino in self.start_writeback(&thread)? {
                 if self.flush_file(&thread, ino)? == FileFlush::Unopenable {
                     unopenable.insert(ino);
                 }
@@ -78,16 +69,40 @@ impl Mount {
         })
     }
 
+    /// Starts the writeback of all files, and waits for it where that is possible. Returns the files
+    /// that must be synced one by one.
+    fn start_writeback(&self, thread: &FlushThread) -> Result<BTreeSet<Ino>> {
+        let recent = || self.fs.live_files(&self.recent_writeback.recent());
+        if !self.writeback {
+            if thread.start_writeback_and_wait(SHORT_IDLE_LIMIT)? {
+                let recent = recent();
+                if recent.len() <= MAX_RECENT {
+                    return Ok(recent.into_iter().collect());
+                }
+            }
+            let scan = sys::proc::shared_maps(self.dev, self.all_users)
+                .attempt(|| "look for processes that map files of the mount")?;
+            if scan.unreadable.is_empty() {
+                let mapped = scan.files.iter();
+                return Ok(mapped
+                    .flat_map(|(number, _)| self.fs.nodes_numbered(*number))
+                    .collect());
+            }
+        }
+        let is_idle = thread.start_writeback_and_wait(IDLE_LIMIT)?;
+        Ok(if is_idle { recent() } else { self.fs.held_files() }.into_iter().collect())
+    }
+
     /// Flushes files that the daemon may not open.
     fn flush_unopenable(&self, thread: &FlushThread, unopenable: &BTreeSet<Ino>) -> Result<()> {
         if unopenable.is_empty() {
             return Ok(());
         }
-        let mut is_clean = thread.start_writeback_and_wait()?;
+        let mut is_clean = thread.start_writeback_and_wait(IDLE_LIMIT)?;
         let recent = self.fs.live_files(&self.recent_writeback.recent());
         if is_clean && recent.iter().any(|ino| unopenable.contains(ino)) {
             std::thread::sleep(RECENT);
-            is_clean = thread.start_writeback_and_wait()?;
+            is_clean = thread.start_writeback_and_wait(IDLE_LIMIT)?;
         }
         if !is_clean {
             let ids = unopenable.iter().filter_map(|ino| self.fs.id_of(*ino));
@@ -144,8 +159,8 @@ impl Mount {
 
 /// A task of the flush thread.
 enum Task {
-    /// Start the writeback of all files and wait for an idle connection.
-    WritebackAll,
+    /// Start the writeback of all files and wait at most this long for an idle connection.
+    WritebackAll(Duration),
     /// Open and sync this file.
     File(Ino, TreePath),
 }
@@ -194,13 +209,20 @@ impl FlushThread {
             }
             let entered = enter(root, dev);
             for task in queue {
-                let root = entered.as_ref().map_err(Error::clone);
-                let result = root.and_then(|root| match task {
-                    Task::WritebackAll => {
-                        start_writeback_and_wait(root, dev).map(TaskResult::WritebackAll)
+                let result = match (task, &entered) {
+                    (Task::WritebackAll(limit), Ok(root)) => {
+                        start_writeback_and_wait(root, dev, limit).map(TaskResult::WritebackAll)
                     }
-                    Task::File(ino, path) => Ok(TaskResult::File(open_and_sync(root, ino, &path))),
-                });
+                    // If any file is to be flushed, its task fails.
+                    (Task::WritebackAll(_), Err(error)) => {
+                        log::debug!("{error}");
+                        Ok(TaskResult::WritebackAll(false))
+                    }
+                    (Task::File(ino, path), Ok(root)) => {
+                        Ok(TaskResult::File(open_and_sync(root, ino, &path)))
+                    }
+                    (Task::File(..), Err(error)) => Err(error.clone()),
+                };
                 // The requesting thread has gone, so nothing more is to do.
                 if sender.send(result).is_err() {
                     return;
@@ -218,8 +240,8 @@ impl FlushThread {
     }
 
     /// Starts the writeback of all files. Returns whether the connection became idle in time.
-    fn start_writeback_and_wait(&self) -> Result<bool> {
-        Ok(matches!(self.run(Task::WritebackAll)?, TaskResult::WritebackAll(true)))
+    fn start_writeback_and_wait(&self, limit: Duration) -> Result<bool> {
+        Ok(matches!(self.run(Task::WritebackAll(limit))?, TaskResult::WritebackAll(true)))
     }
 
     fn flush(&self, ino: Ino, path: &TreePath) -> Result<OpenAndSync> {
@@ -241,9 +263,9 @@ fn open_and_sync(root: &impl AsFd, ino: Ino, path: &TreePath) -> OpenAndSync {
     }
 }
 
-/// Starts the writeback of all files. Returns whether, within [`IDLE_LIMIT`], the kernel had no
-/// pending request.
-fn start_writeback_and_wait(root: &impl AsFd, dev: u64) -> Result<bool> {
+/// Starts the writeback of all files. Returns whether, within `limit`, the kernel had no pending
+/// request. False also if it does not tell, or the root cannot be opened.
+fn start_writeback_and_wait(root: &impl AsFd, dev: u64, limit: Duration) -> Result<bool> {
     let connection = match Connection::open(dev) {
         Ok(connection) => connection,
         Err(error) => {
@@ -253,9 +275,15 @@ fn start_writeback_and_wait(root: &impl AsFd, dev: u64) -> Result<bool> {
     };
     let attempt = || "start the writeback of dirty pages";
     let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
-    let dir = openat(root, ".", flags, Mode::empty()).map_err(io::Error::from).attempt(attempt)?;
+    let dir = match openat(root, ".", flags, Mode::empty()) {
+        Ok(dir) => dir,
+        Err(errno) => {
+            log::debug!("open the root of the mount: {errno}");
+            return Ok(false);
+        }
+    };
     syncfs(&dir).map_err(io::Error::from).attempt(attempt)?;
-    let end = Instant::now() + IDLE_LIMIT;
+    let end = Instant::now() + limit;
     while Instant::now() < end {
         match connection.waiting() {
             Ok(0) => return Ok(true),

@@ -57,3 +57,29 @@ impl Waker {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sys::testing::run_as_ordinary_user;
+
+    const USER: &str = "JAILFS_TEST_WAKE_USER";
+
+    #[test]
+    fn without_permission_auto_is_off_and_latency_is_an_error() {
+        run_as_ordinary_user("fuse::wake::tests::ordinary_user", (USER, "1".as_ref()));
+    }
+
+    #[test]
+    fn ordinary_user() {
+        if std::env::var_os(USER).is_none() {
+            return;
+        }
+        assert!(Waker::start(Wake::Auto).unwrap().is_none());
+        let error = Waker::start(Wake::Latency).err().unwrap();
+        assert!(error.kind == Kind::CannotMount && error.hint.is_some(), "{error}");
+        assert!(error.to_string().contains(cpu_latency::DEVICE), "{error}");
+        assert!(Waker::start(Wake::Off).unwrap().is_none());
+        assert!(Waker::start(Wake::Spin).unwrap().is_some());
+    }
+}

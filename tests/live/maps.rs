@@ -49,6 +49,81 @@ fn dirty_pages_of_a_mapping_are_in_the_checkpoint() {
 }
 
 #[test]
+fn dirty_pages_are_in_the_checkpoint_of_a_mount_that_is_never_idle() {
+    let live = Live::new(BASE);
+    let mut puppet = mapper(&live);
+    let ask = "import os, itertools
+for n in itertools.count():
+    try: os.stat(f'{os.getpid()}-{n}')
+    except OSError: pass";
+    let askers = (0..6).map(|_| {
+        let mut command = std::process::Command::new("python3");
+        command.args(["-I", "-S", "-c", ask]).current_dir(&live.mnt).spawn().unwrap()
+    });
+    let askers: Vec<_> = askers.collect();
+    for round in ["one", "two", "three"] {
+        puppet.run("m = mapped('changed'); dirty(m, 65); n = mapped('base'); dirty(n, 66)");
+        live.checkpoint(round);
+        puppet.run("dirty(m, 45); dirty(n, 45)");
+    }
+    for mut asker in askers {
+        asker.kill().unwrap();
+        asker.wait().unwrap();
+    }
+    for round in ["one", "two", "three"] {
+        let at = |name: &str| marks(&live, &format!(".jailfs/checkpoints/{round}/{name}"));
+        assert_eq!((at("changed"), at("base")), ("AAAA".into(), "BBBB".into()), "{round}");
+    }
+}
+
+/// A file that was just truncated may have pages that the kernel keeps back.
+#[test]
+fn dirty_pages_are_in_the_checkpoint_after_many_truncations() {
+    let live = Live::new(BASE);
+    let mut puppet = mapper(&live);
+    puppet.run("m = mapped('changed'); n = mapped('base')");
+    for (round, count) in [("few", 10), ("many", 200)] {
+        live.sh(&format!("for n in $(seq {count}); do echo 12 > t$n; truncate -s 1 t$n; done"));
+        puppet.run("os.truncate('changed', 8192); dirty(n, 66); m[0] = m[4096] = 65");
+        live.checkpoint(round);
+        puppet.run("dirty(n, 45); m[0] = m[4096] = 45");
+        let at = |name: &str| marks(&live, &format!(".jailfs/checkpoints/{round}/{name}"));
+        assert_eq!((at("changed"), at("base")), ("AA".into(), "BBBB".into()), "{round}");
+    }
+}
+
+/// The read(2) calls that a checkpoint of an idle mount costs the daemon.
+fn reads_of_a_checkpoint(live: &Live, prefix: &str) -> u64 {
+    let reads = || {
+        let counted = std::fs::read_to_string(format!("/proc/{}/io", live.pid())).unwrap();
+        let line = counted.lines().find_map(|line| line.strip_prefix("syscr: ")).unwrap();
+        line.parse::<u64>().unwrap()
+    };
+    // Background work adds calls to some checkpoints.
+    let counts = (0..8).map(|n| {
+        live.sh("echo changed > x");
+        let before = reads();
+        live.checkpoint(&format!("{prefix}{n}"));
+        reads() - before
+    });
+    counts.min().unwrap()
+}
+
+#[test]
+fn a_checkpoint_costs_the_same_beside_many_sleeping_processes() {
+    let live = Live::new(BASE);
+    let alone = reads_of_a_checkpoint(&live, "alone");
+    let sleepers: Vec<_> =
+        (0..300).map(|_| std::process::Command::new("sleep").arg("90").spawn().unwrap()).collect();
+    let beside = reads_of_a_checkpoint(&live, "beside");
+    for mut sleeper in sleepers {
+        sleeper.kill().unwrap();
+        sleeper.wait().unwrap();
+    }
+    assert!(beside < alone + 100, "{alone} read(2) alone, {beside} beside 300 processes");
+}
+
+#[test]
 fn dirty_pages_of_every_kind_of_mapping_are_in_the_checkpoint() {
     let live = Live::new(BASE);
     let mut puppet = mapper(&live);

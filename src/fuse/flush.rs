@@ -57,8 +57,7 @@ impl Mount {
     /// When a file cannot be synced, or `/proc` cannot be read.
     pub(super) fn flush_dirty_pages(&self) -> Result<()> {
         std::thread::scope(|scope| {
-            let thread =
-                FlushThread::start(scope, &self.root, self.dev).attempt(|| "start a thread")?;
+            let thread = FlushThread::start(scope, self).attempt(|| "start a thread")?;
             let mut unopenable = BTreeSet::new();
             for ino in self.start_writeback(&thread)? {
                 if self.flush_file(&thread, ino)? == FileFlush::Unopenable {
@@ -197,7 +196,8 @@ struct FlushThread {
 }
 
 impl FlushThread {
-    fn start<'s>(scope: &'s Scope<'s, '_>, root: &'s Root, dev: u64) -> io::Result<FlushThread> {
+    fn start<'s>(scope: &'s Scope<'s, '_>, mount: &'s Mount) -> io::Result<FlushThread> {
+        let (root, dev) = (&mount.root, mount.dev);
         let ((tasks, queue), (sender, results)) = (channel(), channel());
         let body = move || {
             let kept = match root {
@@ -211,7 +211,7 @@ impl FlushThread {
             for task in queue {
                 let result = match (task, &entered) {
                     (Task::WritebackAll(limit), Ok(root)) => {
-                        start_writeback_and_wait(root, dev, limit).map(TaskResult::WritebackAll)
+                        start_writeback_and_wait(root, (mount, limit)).map(TaskResult::WritebackAll)
                     }
                     // If any file is to be flushed, its task fails.
                     (Task::WritebackAll(_), Err(error)) => {
@@ -264,9 +264,10 @@ fn open_and_sync(root: &impl AsFd, ino: Ino, path: &TreePath) -> OpenAndSync {
 }
 
 /// Starts the writeback of all files. Returns whether, within `limit`, the kernel had no pending
-/// request. False also if it does not tell, or the root cannot be opened.
-fn start_writeback_and_wait(root: &impl AsFd, dev: u64, limit: Duration) -> Result<bool> {
-    let connection = match Connection::open(dev) {
+/// request but those that wait for this flush. False also if it does not tell, or the root cannot
+/// be opened.
+fn start_writeback_and_wait(root: &impl AsFd, (mount, limit): (&Mount, Duration)) -> Result<bool> {
+    let connection = match Connection::open(mount.dev) {
         Ok(connection) => connection,
         Err(error) => {
             log::debug!("the number of pending requests is unknown: {error}");
@@ -285,9 +286,9 @@ fn start_writeback_and_wait(root: &impl AsFd, dev: u64, limit: Duration) -> Resu
     syncfs(&dir).map_err(io::Error::from).attempt(attempt)?;
     let end = Instant::now() + limit;
     while Instant::now() < end {
-        match connection.waiting() {
-            Ok(0) => return Ok(true),
-            Ok(_) => std::thread::sleep(Duration::from_micros(50)),
+        match mount.flush_waiters.are_alone(|| connection.waiting()) {
+            Ok(true) => return Ok(true),
+            Ok(false) => std::thread::sleep(Duration::from_micros(50)),
             Err(_) => return Ok(false),
         }
     }

@@ -17,6 +17,7 @@ mod discarded_writes;
 mod dispatch;
 mod errno;
 mod flush;
+mod flush_waiters;
 mod gate;
 mod init;
 mod latency;
@@ -265,6 +266,7 @@ fn start(
         .ok();
     let (counters, gate) = (server.counters(), server.gate());
     let (channel, recent_writeback) = (server.channel(), server.recent_writeback());
+    let flush_waiters = server.flush_waiters();
     let mut config = Config::default();
     config.n_threads = Some(1);
     let session = Session::from_fd(server, device, SessionACL::All, config).attempt(attempt)?;
@@ -279,7 +281,16 @@ fn start(
     });
     let thread = thread.attempt(attempt)?;
     let (dev, writeback) = (unmounter.dev, options.writeback);
-    let kernel = Arc::new(Mount { fs, channel, recent_writeback, root, dev, writeback, all_users });
+    let kernel = Arc::new(Mount {
+        fs,
+        channel,
+        recent_writeback,
+        flush_waiters,
+        root,
+        dev,
+        writeback,
+        all_users,
+    });
     Ok(Mounted {
         unmounter,
         gate,

@@ -18,6 +18,7 @@ use std::sync::Arc;
 
 use crate::error::{Attempt, Error, Result};
 use crate::fs::{Fs, Invalidations, Kernel};
+use crate::fuse::flush_waiters::FlushWaiters;
 use crate::fuse::notify::{Channel, Session};
 use crate::fuse::recent_writeback::RecentWriteback;
 use crate::sys;
@@ -33,6 +34,7 @@ pub(super) struct Mount {
     pub(super) fs: Arc<Fs>,
     pub(super) channel: Arc<Channel>,
     pub(super) recent_writeback: Arc<RecentWriteback>,
+    pub(super) flush_waiters: Arc<FlushWaiters>,
     pub(super) root: Root,
     /// `st_dev` of the files in the mount.
     pub(super) dev: u64,

@@ -15,6 +15,7 @@ use crate::error::FsResult;
 use crate::fs::{Attr, Entry, Fs};
 use crate::fuse::counters::{Counters, Op};
 use crate::fuse::discarded_writes::DiscardedWrites;
+use crate::fuse::flush_waiters::FlushWaiters;
 use crate::fuse::gate::Gate;
 use crate::fuse::notify::Channel;
 use crate::fuse::readdirplus_policy::ReaddirplusPolicy;
@@ -53,6 +54,7 @@ pub(super) struct Server {
     pub(super) selinux: SelinuxLabels,
     pub(super) channel: Arc<Channel>,
     pub(super) recent_writeback: Arc<RecentWriteback>,
+    pub(super) flush_waiters: Arc<FlushWaiters>,
     pub(super) counters: Arc<Counters>,
     pub(super) gate: Arc<Gate>,
 }
@@ -83,6 +85,7 @@ impl Server {
             selinux: SelinuxLabels::new(),
             channel: Arc::default(),
             recent_writeback: Arc::default(),
+            flush_waiters: Arc::default(),
             counters: Arc::default(),
             gate: Arc::default(),
         }
@@ -101,6 +104,11 @@ impl Server {
     /// The files that the kernel has just written back.
     pub(super) fn recent_writeback(&self) -> Arc<RecentWriteback> {
         Arc::clone(&self.recent_writeback)
+    }
+
+    /// The requests that wait for a flush.
+    pub(super) fn flush_waiters(&self) -> Arc<FlushWaiters> {
+        Arc::clone(&self.flush_waiters)
     }
 
     /// Counts the requests so far.

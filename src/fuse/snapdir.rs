@@ -21,6 +21,7 @@ use fuser::{
 
 use crate::error::{FsError, FsResult};
 use crate::fs::{Caller, Entry, Fs, LinkReply, SeekTo};
+use crate::fuse::flush_waiters::FlushWaiters;
 use crate::fuse::gate::GATE_CLOSED;
 use crate::fuse::init;
 use crate::fuse::readdirplus::Readdirplus;
@@ -212,10 +213,16 @@ impl Server {
             Err(error) => return reply.error(call.refuse(&error)),
         };
         let (fs, gate) = (Arc::clone(&self.fs), Arc::clone(&self.gate));
+        let waiter = FlushWaiters::begin(&self.flush_waiters);
         self.snapdir_workers.run(move || {
-            let Some(_admitted) = gate.reenter() else { return reply.error(GATE_CLOSED) };
+            let Some(_admitted) = gate.reenter() else {
+                drop(waiter);
+                return reply.error(GATE_CLOSED);
+            };
             let root = Caller { uid: 0, gid: 0 };
-            reply_entry(&call, fs.mkdir(NodeId::CHECKPOINTS, &name, 0, 0, root), reply);
+            let made = fs.mkdir(NodeId::CHECKPOINTS, &name, 0, 0, root);
+            drop(waiter);
+            reply_entry(&call, made, reply);
         });
     }
 

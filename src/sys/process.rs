@@ -175,7 +175,8 @@ pub fn new_session_keyring() -> io::Result<()> {
 }
 
 /// Gives the calling thread its own descriptor table with the standard three descriptors and `kept`
-/// only (close_range(2), Linux 5.9; else unshare(2) and close(2)).
+/// only (close_range(2), Linux 5.9; else unshare(2) and close(2)). The cost does not depend on the
+/// number of descriptors.
 ///
 /// The purpose: descriptors of other threads then close when *those* threads end, even while this
 /// one waits for the kernel and cannot be ended. From then on this thread may use only `kept` and
@@ -184,15 +185,22 @@ pub fn new_session_keyring() -> io::Result<()> {
 /// # Errors
 /// When a container forbids both calls. The thread then shares the table as before.
 pub fn own_open_files(kept: Option<BorrowedFd<'_>>) -> io::Result<()> {
-    if unshare_open_files().is_err() {
+    // The numbers up to 2 are the standard ones.
+    let kept = kept.map_or(2, |fd| fd.as_raw_fd().max(2));
+    if close_range(kept + 1, RawFd::MAX, CLOSE_RANGE_UNSHARE).is_err() {
         nix::sched::unshare(nix::sched::CloneFlags::CLONE_FILES)?;
+        return close_listed(kept);
     }
-    let kept = kept.map(|fd| fd.as_raw_fd());
+    if kept > 3 { close_range(3, kept - 1, 0) } else { Ok(()) }
+}
+
+/// Closes all descriptors but the standard three and `kept`.
+fn close_listed(kept: RawFd) -> io::Result<()> {
     let listed = std::fs::read_dir("/proc/thread-self/fd")?;
     // Collected first: reading the directory uses a descriptor too, which its owner closes.
     let numbers: Vec<RawFd> =
         listed.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
-    for number in numbers.into_iter().filter(|fd| *fd > 2 && Some(*fd) != kept) {
+    for number in numbers.into_iter().filter(|fd| *fd > 2 && *fd != kept) {
         match nix::unistd::close(number) {
             Ok(()) | Err(Errno::EBADF) => {}
             Err(error) => log::debug!("close descriptor {number} of a thread: {error}"),
@@ -201,15 +209,15 @@ pub fn own_open_files(kept: Option<BorrowedFd<'_>>) -> io::Result<()> {
     Ok(())
 }
 
-fn unshare_open_files() -> io::Result<()> {
-    const CLOSE_RANGE_UNSHARE: libc::c_long = 1 << 1;
-    // No descriptor has the highest number, so this closes nothing. The table is copied as a whole.
-    let none = libc::c_long::from(RawFd::MAX);
-    // SAFETY: close_range(2) takes numbers only. With CLOSE_RANGE_UNSHARE it closes descriptors in
-    // a table that only this thread has.
-    Errno::result(unsafe {
-        libc::syscall(libc::SYS_close_range, none, none, CLOSE_RANGE_UNSHARE)
-    })?;
+/// Copies the descriptor table for the calling thread first (close_range(2)).
+const CLOSE_RANGE_UNSHARE: libc::c_long = 1 << 1;
+
+/// Closes the descriptors from `first` to `last`, both included (close_range(2)).
+fn close_range(first: RawFd, last: RawFd, flags: libc::c_long) -> io::Result<()> {
+    let (first, last) = (libc::c_long::from(first), libc::c_long::from(last));
+    // SAFETY: close_range(2) takes numbers only. It closes descriptors in a table that only this
+    // thread has, by CLOSE_RANGE_UNSHARE or by a call with it before.
+    Errno::result(unsafe { libc::syscall(libc::SYS_close_range, first, last, flags) })?;
     Ok(())
 }
 
@@ -237,6 +245,26 @@ mod tests {
             assert_eq!(alone.join().unwrap(), (true, true, true));
         });
         assert!(file.metadata().is_ok() && kept.metadata().is_ok());
+    }
+
+    #[test]
+    fn a_table_of_its_own_has_the_standard_descriptors_and_the_kept_one() {
+        let files: Vec<_> = (0..50).map(|_| tempfile::tempfile().unwrap()).collect();
+        let left = |kept: Option<usize>| {
+            let files = &files;
+            let list = move || {
+                super::own_open_files(kept.map(|at| files[at].as_fd())).unwrap();
+                let open = |fd: &std::fs::File| fd.metadata().is_ok();
+                let open = files.iter().enumerate().filter(|(_, fd)| open(fd)).map(|(at, _)| at);
+                (open.collect::<Vec<_>>(), nix::sys::stat::fstat(std::io::stderr()).is_ok())
+            };
+            std::thread::scope(|scope| scope.spawn(list).join().unwrap())
+        };
+        assert_eq!(left(None), (vec![], true));
+        for at in [0, 1, 30, 49] {
+            assert_eq!(left(Some(at)), (vec![at], true));
+        }
+        assert!(files.iter().all(|file| file.metadata().is_ok()));
     }
 
     #[test]

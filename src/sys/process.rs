@@ -268,6 +268,21 @@ mod tests {
     }
 
     #[test]
+    fn descriptors_are_not_closed_one_by_one() {
+        let file = tempfile::tempfile().unwrap();
+        let is_closed = std::thread::scope(|scope| {
+            let alone = scope.spawn(|| {
+                crate::sys::testing::refuse_call(libc::SYS_close, nix::errno::Errno::EPERM);
+                super::own_open_files(None).unwrap();
+                file.metadata().is_err()
+            });
+            alone.join().unwrap()
+        });
+        assert!(is_closed, "the descriptor is closed in the thread");
+        assert!(file.metadata().is_ok());
+    }
+
+    #[test]
     fn unlikely_numbers_differ() {
         let numbers: std::collections::HashSet<u64> =
             (0..1000).map(|_| super::unlikely_number()).collect();

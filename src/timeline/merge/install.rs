@@ -1,6 +1,8 @@
 //! The edits that turn the tree of our head into the merged one.
 //!
-//! * Content of the other head refers to the pools of its sealed layers. No byte is copied.
+//! * Content of the other head refers to the pools of its sealed layers. No byte is copied, but
+//!   those of a base file that an apply changed since the heads parted: the reference would mean
+//!   other bytes in our head.
 //! * A name of the base that must not show gets a whiteout, as after any removal.
 //! * A directory that only the other head has is opaque, and each node in it has a record.
 
@@ -13,6 +15,7 @@ use crate::error::{FsError, FsResult};
 use crate::fs::{Extents, Found, State};
 use crate::store::content::pool::PoolWriter;
 use crate::sys::clock;
+use crate::timeline::restore::copies::copy_content;
 use crate::tree::{Body, Dentry, Edit, Hides, Meta, Misfit, Node, Source};
 use crate::types::{ByteRange, FileKind, Ino};
 
@@ -57,7 +60,7 @@ pub(super) fn edits(
     {
         install.detach(slot)?;
     }
-    install.put_new(names, &lost)?;
+    install.put_new(names, &lost, pool)?;
     for ((dir, name), _, is) in names.iter().filter(|(slot, ..)| !lost.contains(&slot.0)) {
         if let Some(ino) = is {
             install.attach(&(*dir, name.clone()), *ino)?;
@@ -136,8 +139,7 @@ impl Install<'_> {
         let edited = nodes.iter().map(|node| node.ino);
         let all: BTreeSet<Ino> = dirs.chain(moved).chain(edited).collect();
         for ino in all.difference(lost) {
-            if let Found::Base(..) = self.ours().node(*ino)?
-                && let Some(path) = self.ours().place(*ino)
+            if let Found::Base(_, path, _) = self.ours().node(*ino)?
                 && self.state.tree.node(*ino).is_none()
             {
                 let (found, node) =
@@ -179,16 +181,19 @@ impl Install<'_> {
     }
 
     /// Puts the nodes that only the other head has.
-    fn put_new(&mut self, names: &[NameChange], lost: &BTreeSet<Ino>) -> FsResult<()> {
+    fn put_new(
+        &mut self,
+        names: &[NameChange],
+        lost: &BTreeSet<Ino>,
+        pool: &mut PoolWriter,
+    ) -> FsResult<()> {
         let mut put = BTreeSet::new();
         for ((dir, _), _, is) in names {
             let Some(ino) = is else { continue };
             if self.ours().node(*ino)?.ino().is_some() || lost.contains(dir) || !put.insert(*ino) {
                 continue;
             }
-            let theirs = self.three.head(Side::Theirs);
-            let (record, extents) = theirs.state().record(&theirs.node(*ino)?)?;
-            let mut node = Node::clone(&record);
+            let (mut node, extents) = self.record_of_theirs(*ino, pool)?;
             let subdirs = self.subdirs.get(ino).copied().unwrap_or(0);
             match &mut node.body {
                 Body::Dir { base } => {
@@ -207,6 +212,26 @@ impl Install<'_> {
         Ok(())
     }
 
+    /// The record of a node of the other head, and where its bytes are, as they mean the same in our
+    /// head. If an apply came between the epochs of the heads and touched the file, bytes of the
+    /// base are copied to `pool`.
+    fn record_of_theirs(&self, ino: Ino, pool: &mut PoolWriter) -> FsResult<(Node, Extents)> {
+        let theirs = self.three.head(Side::Theirs);
+        let (state, found) = (theirs.state(), theirs.node(ino)?);
+        let (record, mut extents) = state.record(&found)?;
+        let mut node = Node::clone(&record);
+        if let Body::File { size, origin } = &mut node.body
+            && let Some(from) = origin.as_ref()
+            && !state.lower.is_same_in(self.state.lower.epoch(), from)
+        {
+            if extents.iter().any(|(_, source)| source.is_base()) {
+                extents = copy_content(state, &found, *size, pool)?;
+            }
+            *origin = None;
+        }
+        Ok((node, extents))
+    }
+
     fn map(&mut self, ino: Ino, extents: Extents) -> FsResult<()> {
         extents
             .into_iter()
@@ -221,11 +246,10 @@ impl Install<'_> {
         let (body, extents, rdev) = match &merged.content {
             Content::Ours => (node.body.clone(), None, node.meta.rdev),
             Content::Theirs => {
-                let theirs = self.three.head(Side::Theirs);
-                let (record, extents) = theirs.state().record(&theirs.node(merged.ino)?)?;
-                let body = match &record.body {
+                let (record, extents) = self.record_of_theirs(merged.ino, pool)?;
+                let body = match record.body {
                     Body::Dir { .. } => node.body.clone(),
-                    other => other.clone(),
+                    other => other,
                 };
                 (body, Some(extents), record.meta.rdev)
             }

@@ -54,9 +54,9 @@ impl Timeline {
     /// `changes`. A `dry_run` changes nothing and finds out what would change.
     ///
     /// # Errors
-    /// [`Kind::Usage`] for this head itself; [`Kind::Failed`] if the heads lie over different
-    /// states of the base; those of the store, the base and the kernel. An error before the switch
-    /// changes nothing. An error after it says that the merge was done.
+    /// [`Kind::Usage`] for this head itself; [`Kind::NoStore`] if gc removed the base as the merge
+    /// base saw it; those of the store, the base and the kernel. An error before the switch changes
+    /// nothing. An error after it says that the merge was done.
     pub fn merge(
         &self,
         other: &Timeline,
@@ -91,18 +91,11 @@ impl Timeline {
         self.carry_out(other, (&base, &attempt), rules, (mounts, changes))
     }
 
-    /// The state that both heads had in common last.
+    /// The state that both heads had in common last. Heads without one began with the base.
     fn merge_base(&self, other: &Timeline, attempt: &str) -> Result<State> {
-        let epoch = self.epoch();
-        let none = Target { layer: None, epoch };
-        let common = self.common_seal(self.head(), other.head())?.unwrap_or(none);
-        if common.epoch != epoch || other.epoch() != epoch {
-            let why = "an apply or its undo came between the two heads";
-            return Err(Error::new(Kind::Failed, attempt, why).hint(
-                "apply the other head as well, or copy files from its directory in '.jailfs/forks'",
-            ));
-        }
-        self.state_of(common)
+        let begin = Target { layer: None, epoch: self.epoch().min(other.epoch()) };
+        let common = self.common_seal(self.head(), other.head())?.unwrap_or(begin);
+        self.state_of(common).map_err(|error| error.during(attempt))
     }
 
     /// Seals both heads, and switches ours to the merged tree.

@@ -1,10 +1,12 @@
 //! Merges of random trees are what the model says.
 
+mod epochs;
 mod model;
 mod rules;
 
 use std::cell::RefCell;
 use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 use std::sync::Arc;
 
 use proptest::prelude::*;
@@ -25,6 +27,17 @@ const CALLER: Caller = Caller { uid: 0, gid: 0 };
 /// Each new case makes layers, so a world is used for so many.
 const CASES_OF_WORLD: u32 = 100;
 
+/// Makes the directory with which all cases begin.
+fn make_base(base: &Path) {
+    std::fs::create_dir_all(base.join("a/s")).unwrap();
+    std::fs::create_dir_all(base.join("b")).unwrap();
+    for file in ["a/f", "a/s/g", "b/h", "l1", "top"] {
+        std::fs::write(base.join(file), "1\n2\n3\n4\n5\n6\n").unwrap();
+    }
+    std::fs::hard_link(base.join("l1"), base.join("b/l2")).unwrap();
+    std::os::unix::fs::symlink("top", base.join("k")).unwrap();
+}
+
 /// A base and a store, in which heads are made.
 pub(super) struct World {
     _dir: tempfile::TempDir,
@@ -37,13 +50,7 @@ impl World {
     pub(super) fn new() -> World {
         let dir = tempfile::tempdir().unwrap();
         let (base, store) = (dir.path().join("base"), dir.path().join("store"));
-        std::fs::create_dir_all(base.join("a/s")).unwrap();
-        std::fs::create_dir_all(base.join("b")).unwrap();
-        for file in ["a/f", "a/s/g", "b/h", "l1", "top"] {
-            std::fs::write(base.join(file), "1\n2\n3\n4\n5\n6\n").unwrap();
-        }
-        std::fs::hard_link(base.join("l1"), base.join("b/l2")).unwrap();
-        std::os::unix::fs::symlink("top", base.join("k")).unwrap();
+        make_base(&base);
         let path = base.as_os_str().as_bytes().to_vec();
         let base = Arc::new(Base::open(&base).unwrap());
         let options = StoreOptions { volatile: true, ..StoreOptions::default() };

@@ -8,6 +8,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use super::content::{hidden, record_of_theirs, write};
 use super::nodes::{Content, MergedNode};
 use super::three::{Head, Side, Three};
 use super::view::Slot;
@@ -15,9 +16,8 @@ use crate::error::{FsError, FsResult};
 use crate::fs::{Extents, Found, State};
 use crate::store::content::pool::PoolWriter;
 use crate::sys::clock;
-use crate::timeline::restore::copies::copy_content;
-use crate::tree::{Body, Dentry, Edit, Hides, Meta, Misfit, Node, Source};
-use crate::types::{ByteRange, FileKind, Ino};
+use crate::tree::{Body, Dentry, Edit, Meta, Misfit, Node};
+use crate::types::{FileKind, Ino};
 
 /// A name with the nodes that our head and the merged tree have there.
 pub(super) type NameChange = (Slot, Option<Ino>, Option<Ino>);
@@ -152,24 +152,15 @@ impl Install<'_> {
         Ok(())
     }
 
-    /// The file of the base that a name of the merged tree hides.
-    fn hidden(&self, dir: Ino, slot: &Slot) -> FsResult<Hides> {
-        let lower = self.state.lower_path(dir)?;
-        Ok(match self.state.find(dir, lower.as_ref(), &slot.1)? {
-            Found::Upper(_, hides) | Found::Nothing(hides) => hides,
-            Found::Base(ino, _, node) => Some(node.fingerprint(ino)),
-        })
-    }
-
     fn detach(&mut self, slot: &Slot) -> FsResult<()> {
         let dir = self.ours().real(slot.0);
-        let to = self.hidden(dir, slot)?.map(Dentry::Whiteout);
+        let to = hidden(&self.state, dir, &slot.1)?.map(Dentry::Whiteout);
         self.edit(Edit::Dentry { dir, name: slot.1.clone(), to })
     }
 
     fn attach(&mut self, slot: &Slot, ino: Ino) -> FsResult<()> {
         let (dir, ino) = (self.number(slot.0)?, self.number(ino)?);
-        let hides = self.hidden(dir, slot)?;
+        let hides = hidden(&self.state, dir, &slot.1)?;
         let to = Some(Dentry::Child { ino, hides });
         self.edit(Edit::Dentry { dir, name: slot.1.clone(), to })
     }
@@ -212,24 +203,12 @@ impl Install<'_> {
         Ok(())
     }
 
-    /// The record of a node of the other head, and where its bytes are, as they mean the same in our
-    /// head. If an apply came between the epochs of the heads and touched the file, bytes of the
-    /// base are copied to `pool`.
+    /// The record of a node of the other head, and where its bytes are, in a form that means the
+    /// same in our head.
     fn record_of_theirs(&self, ino: Ino, pool: &mut PoolWriter) -> FsResult<(Node, Extents)> {
         let theirs = self.three.head(Side::Theirs);
-        let (state, found) = (theirs.state(), theirs.node(ino)?);
-        let (record, mut extents) = state.record(&found)?;
-        let mut node = Node::clone(&record);
-        if let Body::File { size, origin } = &mut node.body
-            && let Some(from) = origin.as_ref()
-            && !state.lower.is_same_in(self.state.lower.epoch(), from)
-        {
-            if extents.iter().any(|(_, source)| source.is_base()) {
-                extents = copy_content(state, &found, *size, pool)?;
-            }
-            *origin = None;
-        }
-        Ok((node, extents))
+        let found = theirs.node(ino)?;
+        record_of_theirs((theirs.state(), &found), self.state.lower.epoch(), pool)
     }
 
     fn map(&mut self, ino: Ino, extents: Extents) -> FsResult<()> {
@@ -313,14 +292,4 @@ impl Install<'_> {
         }
         Ok(())
     }
-}
-
-fn write(ino: Ino, bytes: &[u8], pool: &mut PoolWriter) -> FsResult<Extents> {
-    if bytes.is_empty() {
-        return Ok(Extents::new());
-    }
-    let range = ByteRange::at(0, bytes.len() as u64);
-    let offset = pool.allocate(ino, range, true);
-    pool.write(offset, bytes)?;
-    Ok(vec![(range, Source::Pool { layer: pool.layer(), offset })])
 }

@@ -1,5 +1,6 @@
 //! Merges of random trees are what the model says.
 
+mod beside;
 mod epochs;
 mod model;
 mod rules;
@@ -17,6 +18,7 @@ use crate::base::Base;
 use crate::fs::merged::lower::Lower;
 use crate::fs::{Caller, Fs, RenameMode, SetAttr, SetXattr, State};
 use crate::jail::{Jail, Policy};
+use crate::store::layer::Upper;
 use crate::store::record::LayerKind;
 use crate::store::{Store, StoreOptions};
 use crate::tree::Tree;
@@ -60,7 +62,7 @@ impl World {
 
     /// A head that begins with the tree of a state.
     pub(super) fn head(&self, tree: &Tree) -> Fs {
-        let upper = self.store.create_layer(None, "main", Epoch(0), LayerKind::Continues).unwrap();
+        let upper = self.layer();
         let lower =
             Lower::new(Arc::clone(&self.base), Arc::clone(&self.store), Epoch(0), Vec::new());
         let jail = Jail {
@@ -72,20 +74,23 @@ impl World {
         Fs::new(Arc::clone(&self.store), tree.clone(), lower, upper, jail)
     }
 
+    fn layer(&self) -> Upper {
+        self.store.create_layer(None, "main", Epoch(0), LayerKind::Continues).unwrap()
+    }
+
     /// The tree that a merge makes of `ours`, or its conflicts.
     pub(super) fn merge(
         &self,
         states: (&State, &State, &State),
         rules: &Rules,
     ) -> Result<State, Vec<Conflict>> {
-        let mut next =
-            self.store.create_layer(None, "main", Epoch(0), LayerKind::Continues).unwrap();
+        let mut next = self.layer();
         let merged = with_plan(states, rules, |plan| {
             if !plan.conflicts().is_empty() {
                 return Ok(Err(plan.conflicts().to_vec()));
             }
             let mut state = states.1.clone();
-            let edits = plan.edits(&mut next.pool)?;
+            let (edits, _) = plan.edits(&mut next.pool)?;
             state.tree.validate(&edits).unwrap();
             for edit in &edits {
                 state.tree.apply(edit).unwrap();

@@ -266,7 +266,7 @@ fn records_of_heads() {
                 unresolved,
                 beside: [TreePath::parse(b"b").unwrap()].into(),
             },
-            "fb2c0101046d61696e070305090101610814fb2c010101610162",
+            "fb2c0101046d61696e070305090101610814fb2c01010161010162",
         ),
     ]);
 }

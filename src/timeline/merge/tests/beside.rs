@@ -13,6 +13,8 @@ use crate::types::{FileKind, TreePath};
 
 /// The merged tree, the files with markers and the copies.
 struct Marked {
+    /// Has the base, which the tree refers to.
+    _world: Option<World>,
     state: State,
     marked: Vec<String>,
     beside: Vec<String>,
@@ -35,7 +37,7 @@ fn merge(world: &World, states: (&State, &State, &State), rules: &Rules) -> Mark
     state.tree.validate(&edits).unwrap();
     edits.iter().for_each(|edit| state.tree.apply(edit).unwrap());
     state.tree.verify().unwrap();
-    Marked { state, marked, beside }
+    Marked { _world: None, state, marked, beside }
 }
 
 type Run = fn(&Program<'_>);
@@ -47,7 +49,8 @@ fn run(ours: Run, theirs: Run, rules: &Rules) -> Marked {
     let heads = [world.head(&begin.state().tree), world.head(&begin.state().tree)];
     ours(&Program(&heads[0]));
     theirs(&Program(&heads[1]));
-    merge(&world, (&begin.state(), &heads[0].state(), &heads[1].state()), rules)
+    let merged = merge(&world, (&begin.state(), &heads[0].state(), &heads[1].state()), rules);
+    Marked { _world: Some(world), ..merged }
 }
 
 fn read(state: &State, at: &str) -> Option<String> {

@@ -40,7 +40,7 @@ struct Session {
     least: u64,
 }
 
-/// What comes next.
+/// The next step of an upload.
 enum Stage {
     Begin,
     Ask(Session),

@@ -1,7 +1,7 @@
 //! A TCP proxy on the loopback that cuts connections.
 //!
-//! The client sends one request after the other. So a request begins where a piece of bytes from the
-//! client begins with the name of a method.
+//! The client sends one request after the other. So a request begins where a piece of bytes from
+//! the client begins with the name of a method.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -119,7 +119,7 @@ fn connect(client: TcpStream, server: TcpStream, plan: &Arc<Mutex<Plan>>) {
     });
 }
 
-/// What happens to some bytes.
+/// The fate of some bytes.
 enum Piece {
     Pass,
     PassAndCut,

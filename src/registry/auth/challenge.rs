@@ -16,7 +16,7 @@ pub(super) enum Challenge {
         realm: String,
         /// The name of the registry at the token server.
         service: Option<String>,
-        /// What the token must allow.
+        /// The rights that the token must have.
         scopes: Vec<String>,
     },
 }
@@ -121,7 +121,10 @@ mod tests {
 
     #[test]
     fn challenges_of_real_registries_are_parsed() {
-        let hub = r#"Bearer realm="https://auth.docker.io/token",service="registry.docker.io",scope="repository:library/a:pull,push""#;
+        let hub = concat!(
+            r#"Bearer realm="https://auth.docker.io/token",service="registry.docker.io","#,
+            r#"scope="repository:library/a:pull,push""#,
+        );
         let scope = ["repository:library/a:pull,push"];
         let expected = bearer("https://auth.docker.io/token", Some("registry.docker.io"), &scope);
         assert_eq!(parse(hub), [expected]);

@@ -26,7 +26,7 @@ const CLIENT: &str = "jailfs";
 /// The lifetime of a token whose answer names none, and the shortest one that is believed.
 const SHORTEST_LIFE: u64 = 60;
 
-/// What a request needs to be allowed: `repository:NAME:pull,push`.
+/// The rights that a request needs: `repository:NAME:pull,push`.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Scopes(BTreeSet<String>);
 

@@ -17,7 +17,7 @@ use self::file::Source;
 use super::environment::Environment;
 use crate::error::Result;
 
-/// What a registry accepts from a user.
+/// A proof of identity that registries accept.
 #[derive(Clone, PartialEq, Eq)]
 pub(super) enum Login {
     /// A user and a password.

@@ -68,8 +68,8 @@ impl Mount {
         })
     }
 
-    /// Starts the writeback of all files, and waits for it where that is possible. Returns the files
-    /// that must be synced one by one.
+    /// Starts the writeback of all files, and waits for it where that is possible. Returns the
+    /// files that must be synced one by one.
     fn start_writeback(&self, thread: &FlushThread) -> Result<BTreeSet<Ino>> {
         let recent = || self.fs.live_files(&self.recent_writeback.recent());
         if !self.writeback {

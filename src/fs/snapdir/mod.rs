@@ -34,7 +34,6 @@ use crate::sys::clock;
 use crate::tree::{Body, Tree};
 use crate::types::{FileKind, Ino, LayerId, Name, NodeId, Timestamp, TreePath, digits};
 
-pub use links::Origin;
 use table::{CheckpointNode, Item, Table};
 
 /// The number of trees that are kept in memory.

@@ -24,6 +24,10 @@ mod fs;
 mod fuse;
 mod jail;
 #[cfg(feature = "registry")]
+#[cfg_attr(
+    not(feature = "crash-points"),
+    expect(dead_code, unused_imports, reason = "no verb pushes or pulls yet")
+)]
 mod registry;
 mod run;
 pub mod sandbox;

@@ -394,7 +394,7 @@ impl EditsLog {
     }
 
     /// Bytes of the log.
-    pub fn len(&self) -> u64 {
+    fn len(&self) -> u64 {
         match &self.standing {
             Standing::Untouched(end, _) => *end,
             Standing::Open(log) => log.len(),

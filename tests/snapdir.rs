@@ -15,6 +15,8 @@ mod common;
 #[expect(dead_code, reason = "each test file uses a part of this")]
 #[path = "common/live.rs"]
 mod harness;
+#[path = "snapdir/forks.rs"]
+mod forks;
 #[path = "snapdir/history.rs"]
 mod history;
 #[path = "snapdir/library.rs"]

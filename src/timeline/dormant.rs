@@ -6,17 +6,18 @@
 //! Always true: what a dormant head may show after a power cut counts. A power cut takes the last
 //! records of a log, so the content that any record refers to counts, whatever later records say.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use crate::error::Result;
-use crate::fs::LiveSet;
+use crate::fs::{HeadTree, LiveSet};
 use crate::store::content::live_ranges::LiveRanges;
 use crate::store::layer::LayerInfo;
 use crate::store::record::{MergePoint, Record};
+use crate::timeline::heads::no_head;
 use crate::timeline::{Common, Timeline, reopen};
-use crate::tree::{Edit, Source};
-use crate::types::{ByteRange, LayerId};
+use crate::tree::{Edit, Source, Tree};
+use crate::types::{ByteRange, Epoch, LayerId};
 
 /// An open head, and what it refers to.
 pub(super) struct LiveHead {
@@ -37,6 +38,18 @@ pub(super) fn live_sets(open: &[Arc<Timeline>]) -> Vec<LiveHead> {
 /// Addresses of content, and the bytes at each.
 type Addresses = Arc<Vec<(Source, u64)>>;
 
+/// The number of trees of dormant heads that are kept in memory.
+const MAX_TREES: usize = 8;
+
+/// The tree of a dormant head.
+struct DormantTree {
+    head: String,
+    /// The first layer that it could write: an earlier head of the same name was another one.
+    since: LayerId,
+    tree: Tree,
+    epoch: Epoch,
+}
+
 /// The content that dormant heads refer to, as last read.
 #[derive(Default)]
 pub(super) struct Dormant {
@@ -44,6 +57,18 @@ pub(super) struct Dormant {
     layers: BTreeMap<LayerId, (u64, Addresses)>,
     /// By head.
     edits: BTreeMap<String, Addresses>,
+    /// The last used one is the first.
+    trees: VecDeque<DormantTree>,
+}
+
+impl Dormant {
+    fn tree(&mut self, head: &str, since: LayerId) -> Option<(Tree, Epoch)> {
+        let at = self.trees.iter().position(|one| one.head == head && one.since == since)?;
+        let known = self.trees.remove(at)?;
+        let found = (known.tree.clone(), known.epoch);
+        self.trees.push_front(known);
+        Some(found)
+    }
 }
 
 impl Common {
@@ -103,10 +128,40 @@ impl Common {
         found
     }
 
+    /// The tree of a head as it is now, for a reader that is served while the head changes. `since`
+    /// is the first layer that the head could write. Of an open head, bytes that are only in dirty
+    /// pages are missing.
+    ///
+    /// # Errors
+    /// [`Kind::NoStore`](crate::error::Kind::NoStore) if there is no such head, or damage.
+    pub fn tree_of_head(&self, name: &str, since: LayerId) -> Result<HeadTree> {
+        if let Some(fs) = self.filesystem_of(name) {
+            return Ok(HeadTree::Open(fs));
+        }
+        if let Some((tree, epoch)) = self.dormant.lock().tree(name, since) {
+            return Ok(HeadTree::Closed(tree, epoch));
+        }
+        let record = self.store.head(name)?.filter(|record| record.since() == since);
+        let record = record.ok_or_else(|| no_head("read", name))?;
+        let (tree, epoch) =
+            reopen::peek(&self.store, &mut self.trees.lock(), name, record.layer)?;
+        let mut dormant = self.dormant.lock();
+        // A head is in the table of open heads before its tree is forgotten here. So a tree that
+        // was read while it was opened is not kept.
+        if let Some(fs) = self.filesystem_of(name) {
+            return Ok(HeadTree::Open(fs));
+        }
+        let kept = DormantTree { head: name.to_owned(), since, tree: tree.clone(), epoch };
+        dormant.trees.push_front(kept);
+        dormant.trees.truncate(MAX_TREES);
+        Ok(HeadTree::Closed(tree, epoch))
+    }
+
     /// Forgets what was read of a dormant head, because it is opened or dropped.
     pub(super) fn forget_dormant(&self, head: &str) {
         let mut dormant = self.dormant.lock();
         dormant.edits.remove(head);
+        dormant.trees.retain(|kept| kept.head != head);
         // The layers are read again if they are needed again.
         dormant.layers.clear();
     }

@@ -95,6 +95,12 @@ pub struct Target {
     pub epoch: Epoch,
 }
 
+impl Drop for Timeline {
+    fn drop(&mut self) {
+        self.store.close_pool(self.fs.upper_layer());
+    }
+}
+
 impl Timeline {
     /// Opens a head of an open store. If it is open already, returns that one. If the store has no
     /// head at all, creates it on the base.

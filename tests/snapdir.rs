@@ -12,11 +12,11 @@
 
 #[path = "common/mod.rs"]
 mod common;
+#[path = "snapdir/forks.rs"]
+mod forks;
 #[expect(dead_code, reason = "each test file uses a part of this")]
 #[path = "common/live.rs"]
 mod harness;
-#[path = "snapdir/forks.rs"]
-mod forks;
 #[path = "snapdir/history.rs"]
 mod history;
 #[path = "snapdir/library.rs"]

@@ -142,8 +142,8 @@ pub use crate::store::edits_log::Bounds;
 pub use crate::timeline::apply::protected::{Consent, Protected};
 pub use crate::timeline::{Policy as KeepPolicy, Savepoint};
 pub(crate) use base_location::is_base_of;
-pub use heads::RaceMark;
 pub use changes::{Change, ChangeKind, Changes};
+pub use heads::RaceMark;
 pub use reply::{
     Applied, Checked, Checkpoint, Collected, EditKind, FileEdit, Fork, Info, LayerSpace,
     MAX_NOT_KEPT, Merged, Node, Operation, Reply, Restored, Shown, Status, Stepped,

@@ -143,8 +143,7 @@ impl Common {
         }
         let record = self.store.head(name)?.filter(|record| record.since() == since);
         let record = record.ok_or_else(|| no_head("read", name))?;
-        let (tree, epoch) =
-            reopen::peek(&self.store, &mut self.trees.lock(), name, record.layer)?;
+        let (tree, epoch) = reopen::peek(&self.store, &mut self.trees.lock(), name, record.layer)?;
         let mut dormant = self.dormant.lock();
         // A head is in the table of open heads before its tree is forgotten here. So a tree that
         // was read while it was opened is not kept.

@@ -21,8 +21,7 @@ fn beside(place: &Place, head: &str, makes: bool) -> Place {
     let sandbox = place.sandbox.head(head).unwrap();
     let snapdir = Some(SnapdirView { name: name(".jailfs"), listed: false, makes });
     let mount_point = place.dir.path().join(head);
-    let view =
-        View { mount_point, policy: Policy::Deny, allowed_targets: Vec::new(), snapdir };
+    let view = View { mount_point, policy: Policy::Deny, allowed_targets: Vec::new(), snapdir };
     sandbox.set_view(view).unwrap();
     Place { dir: tempfile::tempdir().unwrap(), sandbox }
 }
@@ -93,7 +92,10 @@ fn another_head_is_shown_as_it_is_now_open_or_not() {
             consent: Default::default(),
         })
         .unwrap();
-    assert_eq!((place.read(&format!("{shown}/d/f2")), place.read(file)), ("2\n".into(), "again\n".into()));
+    assert_eq!(
+        (place.read(&format!("{shown}/d/f2")), place.read(file)),
+        ("2\n".into(), "again\n".into())
+    );
     place.sandbox.handle(Request::DropFork { name: "try".to_owned() }).unwrap();
     assert_eq!(place.find(shown).unwrap_err(), FsError::NotFound);
     assert!(names(&place, ".jailfs/forks").is_empty());

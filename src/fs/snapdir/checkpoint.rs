@@ -212,9 +212,7 @@ impl Fs {
                 self.in_checkpoint(node.layer, |state| xattrs_in(state, node.find(state)?))
             }
             Item::Edit(edit) => self.in_edit(&edit, |state, found| xattrs_in(state, found.clone())),
-            Item::Fork(node) => {
-                self.in_fork(&node, |state, found| xattrs_in(state, found.clone()))
-            }
+            Item::Fork(node) => self.in_fork(&node, |state, found| xattrs_in(state, found.clone())),
             // Those of the live directory, because its ACL also protects its histories.
             Item::History(path) => self.in_live(|state| {
                 let found = state.resolve(&path)?;

@@ -17,7 +17,7 @@ use std::sync::Arc;
 use crate::error::{Error, FsError, FsResult, Kind};
 use crate::fs::merged::lower::Lower;
 use crate::fs::snapdir::links::{Judged, judge, text_of};
-use crate::fs::snapdir::table::{ForkNode, Item, OtherHead, Stamp, fork_id};
+use crate::fs::snapdir::table::{ForkNode, OtherHead, Stamp, fork_id};
 use crate::fs::snapdir::{Archive, dir_entry};
 use crate::fs::{Attr, DirEntry, Entry, Found, Fs, LinkReply, ReadPlan, State};
 use crate::jail::Jail;
@@ -103,11 +103,7 @@ fn check_not_removed(state: &State, path: &TreePath) -> FsResult<()> {
 impl Fs {
     /// Calls `look` with the present state of another head. Calls it again if an apply replaced the
     /// base meanwhile.
-    fn in_head<T>(
-        &self,
-        head: &OtherHead,
-        look: impl Fn(&State) -> FsResult<T>,
-    ) -> FsResult<T> {
+    fn in_head<T>(&self, head: &OtherHead, look: impl Fn(&State) -> FsResult<T>) -> FsResult<T> {
         let archive = self.archive()?;
         let _guard = self.read_again();
         loop {
@@ -253,9 +249,8 @@ impl Fs {
         range: ByteRange,
     ) -> FsResult<Option<Vec<u8>>> {
         let range = within(range, node.stamp.size);
-        let stamp = |state: &State, found: &Found| {
-            Ok(Stamp::of(&state.attr(found).ok_or(FsError::Stale)?))
-        };
+        let stamp =
+            |state: &State, found: &Found| Ok(Stamp::of(&state.attr(found).ok_or(FsError::Stale)?));
         let read = self.in_fork(node, |state, found| {
             let now = stamp(state, found)?;
             if now.size < node.stamp.size {

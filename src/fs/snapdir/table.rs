@@ -172,9 +172,8 @@ impl Held {
     fn is_valid_for(&self, what: &Item) -> bool {
         let Item::Fork(node) = what else { return true };
         // The kernel recognises an old listing by the mtime of the directory alone.
-        let is_old = |listing: Listing| {
-            listing.under == node.stamp.mtime && listing.of != Some(node.stamp)
-        };
+        let is_old =
+            |listing: Listing| listing.under == node.stamp.mtime && listing.of != Some(node.stamp);
         !self.is_retired && !self.listing.is_some_and(is_old)
     }
 }

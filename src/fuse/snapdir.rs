@@ -209,8 +209,8 @@ impl Server {
         });
     }
 
-    /// MKDIR among the checkpoints takes a checkpoint, and among the heads it makes a fork. Never in
-    /// this thread: both flush dirty pages through this very mount.
+    /// MKDIR among the checkpoints takes a checkpoint, and among the heads it makes a fork. Never
+    /// in this thread: both flush dirty pages through this very mount.
     pub(super) fn make_in_snapdir(&self, call: Call<'static>, name: &OsStr, reply: ReplyEntry) {
         let name = match name_of(name) {
             Ok(name) => name,

@@ -10,11 +10,10 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use crate::error::Result;
-use crate::fs::{HeadTree, LiveSet};
+use crate::fs::LiveSet;
 use crate::store::content::live_ranges::LiveRanges;
 use crate::store::layer::LayerInfo;
 use crate::store::record::{MergePoint, Record};
-use crate::timeline::heads::no_head;
 use crate::timeline::{Common, Timeline, reopen};
 use crate::tree::{Edit, Source, Tree};
 use crate::types::{ByteRange, Epoch, LayerId};
@@ -62,12 +61,19 @@ pub(super) struct Dormant {
 }
 
 impl Dormant {
-    fn tree(&mut self, head: &str, since: LayerId) -> Option<(Tree, Epoch)> {
+    /// The tree of a head and its epoch, if it is kept.
+    pub(super) fn tree(&mut self, head: &str, since: LayerId) -> Option<(Tree, Epoch)> {
         let at = self.trees.iter().position(|one| one.head == head && one.since == since)?;
         let known = self.trees.remove(at)?;
         let found = (known.tree.clone(), known.epoch);
         self.trees.push_front(known);
         Some(found)
+    }
+
+    /// Keeps the tree of a head until that is opened or dropped.
+    pub(super) fn keep_tree(&mut self, head: &str, since: LayerId, tree: Tree, epoch: Epoch) {
+        self.trees.push_front(DormantTree { head: head.to_owned(), since, tree, epoch });
+        self.trees.truncate(MAX_TREES);
     }
 }
 
@@ -126,34 +132,6 @@ impl Common {
         let found = Arc::new(found);
         self.dormant.lock().edits.insert(head.to_owned(), Arc::clone(&found));
         found
-    }
-
-    /// The tree of a head as it is now, for a reader that is served while the head changes. `since`
-    /// is the first layer that the head could write. Of an open head, bytes that are only in dirty
-    /// pages are missing.
-    ///
-    /// # Errors
-    /// [`Kind::NoStore`](crate::error::Kind::NoStore) if there is no such head, or damage.
-    pub fn tree_of_head(&self, name: &str, since: LayerId) -> Result<HeadTree> {
-        if let Some(fs) = self.filesystem_of(name) {
-            return Ok(HeadTree::Open(fs));
-        }
-        if let Some((tree, epoch)) = self.dormant.lock().tree(name, since) {
-            return Ok(HeadTree::Closed(tree, epoch));
-        }
-        let record = self.store.head(name)?.filter(|record| record.since() == since);
-        let record = record.ok_or_else(|| no_head("read", name))?;
-        let (tree, epoch) = reopen::peek(&self.store, &mut self.trees.lock(), name, record.layer)?;
-        let mut dormant = self.dormant.lock();
-        // A head is in the table of open heads before its tree is forgotten here. So a tree that
-        // was read while it was opened is not kept.
-        if let Some(fs) = self.filesystem_of(name) {
-            return Ok(HeadTree::Open(fs));
-        }
-        let kept = DormantTree { head: name.to_owned(), since, tree: tree.clone(), epoch };
-        dormant.trees.push_front(kept);
-        dormant.trees.truncate(MAX_TREES);
-        Ok(HeadTree::Closed(tree, epoch))
     }
 
     /// Forgets what was read of a dormant head, because it is opened or dropped.

@@ -11,7 +11,7 @@ use parking_lot::{Mutex, MutexGuard, RwLock, RwLockWriteGuard};
 use crate::base::Base;
 use crate::error::{Error, Kind, Result};
 use crate::fs::merged::pre_images::PreHistory;
-use crate::fs::{Fs, Invalidations, State};
+use crate::fs::{Fs, HeadTree, Invalidations, State};
 use crate::store::Store;
 use crate::store::layer::LayerInfo;
 use crate::timeline::apply::protected::Protected;
@@ -298,6 +298,32 @@ impl Common {
         let (tree, epoch) = reopen::peek(&self.store, &mut self.trees.lock(), name, record.layer)?;
         let lower = self.lower(epoch, &self.applies.lock());
         Ok(State { tree, lower: Arc::new(lower) })
+    }
+
+    /// The tree of a head as it is now, for a reader that is served while the head changes. `since`
+    /// is the first layer that the head could write. Of an open head, bytes that are only in dirty
+    /// pages are missing.
+    ///
+    /// # Errors
+    /// [`Kind::NoStore`] if there is no such head, or damage.
+    pub fn tree_of_head(&self, name: &str, since: LayerId) -> Result<HeadTree> {
+        if let Some(fs) = self.filesystem_of(name) {
+            return Ok(HeadTree::Open(fs));
+        }
+        if let Some((tree, epoch)) = self.dormant.lock().tree(name, since) {
+            return Ok(HeadTree::Closed(tree, epoch));
+        }
+        let record = self.store.head(name)?.filter(|record| record.since() == since);
+        let record = record.ok_or_else(|| no_head("read", name))?;
+        let (tree, epoch) = reopen::peek(&self.store, &mut self.trees.lock(), name, record.layer)?;
+        let mut dormant = self.dormant.lock();
+        // A head is in the table of open heads before its tree is forgotten here. So a tree that
+        // was read while it was opened is not kept.
+        if let Some(fs) = self.filesystem_of(name) {
+            return Ok(HeadTree::Open(fs));
+        }
+        dormant.keep_tree(name, since, tree.clone(), epoch);
+        Ok(HeadTree::Closed(tree, epoch))
     }
 
     /// The sealed states that the tree of a head came from, newest first.

@@ -10,18 +10,20 @@ const BASE: &str = "mkdir -p dir/deep; echo 1 > dir/1; echo 2 > dir/2; ln dir/2 
     ln -s ../1 dir/deep/link; ln -s /dir/1 dir/absolute; mkfifo fifo; chmod 600 dir/2; \
     setfattr -n user.note -v text dir/1; truncate -s 1M sparse";
 
-/// Everything that can be seen of a tree except inode numbers.
+/// Everything that can be seen of a tree except inode numbers. A listing can have those of earlier
+/// versions of files.
 fn without_numbers(lines: Vec<String>) -> Vec<String> {
     let strip = |line: String| match (line.find(" ino="), line.find(" rdev=")) {
         (Some(from), Some(to)) => format!("{}{}", &line[..from], &line[to..]),
         _ => line,
     };
-    lines.into_iter().map(strip).collect()
+    let has_number = |line: &String| line.contains(" is listed as ");
+    lines.into_iter().filter(|line| !has_number(line)).map(strip).collect()
 }
 
 #[test]
 fn the_other_heads_are_shown_with_every_attribute_except_inode_numbers() {
-    let forked = Forked::new(BASE);
+    let mut forked = Forked::new(BASE);
     let main = forked.live.mnt.clone();
     let tried = forked.fork("try");
     let shown = main.join(".jailfs/forks/try");
@@ -53,6 +55,7 @@ fn the_other_heads_are_shown_with_every_attribute_except_inode_numbers() {
     write(main.join("dir/1"), "of main\n");
     check("after a restore and a change of the own head");
     forked.run_in(&main, &["apply"]);
+    forked.live.applied = true;
     check("after an apply of the own head");
     let last = without_numbers(seen(&tried));
     forked.umount(&tried);
@@ -84,14 +87,15 @@ fn nothing_of_another_head_can_be_changed_and_programs_read_it() {
         do sh -c \"$change\" 2> /dev/null && echo \"done: $change\"
         done
         rmdir try 2>&1 | grep -o 'Operation not permitted'
-        cp -a try ../../copy && diff -r --no-dereference --exclude fifo try ../../copy && echo copied
-        cat try/dir/deep/link; cat try/dir/absolute
+        cp -a try ../../copy && rm ../../copy/fifo
+        diff -r --no-dereference --exclude fifo try ../../copy && echo copied
+        cat try/dir/deep/link
         cd try/dir; ls; cd deep; cat ../1; cd ../../..; pwd -P | grep -o '/.jailfs.*'
         tar cf - try | tar tf - | wc -l; find try -type f | wc -l",
     );
     assert_eq!(
         said,
-        "Operation not permitted\ncopied\n1\n1\n1\n2\nabsolute\ndeep\nhard\n1\n/.jailfs/forks\n10\n\
+        "Operation not permitted\ncopied\n1\n1\n2\nabsolute\ndeep\nhard\n1\n/.jailfs/forks\n10\n\
          4\n"
     );
     assert_same(&before, &seen(&tried), "the other head");
@@ -162,6 +166,7 @@ fn mkdir_in_the_mount_makes_a_fork_with_all_earlier_writes() {
     let wanted = "now\n File exists\n File exists\n Invalid argument\n Invalid argument\n";
     assert_eq!(said, wanted);
     assert!(forked.run_in(&main, &["forks"]).contains("  made "));
+    std::fs::create_dir(forked.at("made")).unwrap();
     let made = forked.mount("made");
     assert_eq!(read(made.join("dir/1")), "now\n");
     assert_eq!(sh(&made, "cat .jailfs/forks/main/dir/1; ls .jailfs/forks"), "later\nmain\n");

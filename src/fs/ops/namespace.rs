@@ -178,8 +178,8 @@ impl Fs {
     /// # Errors
     /// ENOENT, ENOTDIR, ENOTEMPTY; EPERM for a checkpoint or a fork; those of the store.
     pub fn rmdir(&self, dir: NodeId, name: &Name) -> FsResult<()> {
-        // Not EROFS, because mkdir works there. `jailfs drop` removes a checkpoint, and `jailfs fork
-        // --drop` a fork.
+        // Not EROFS, because mkdir works there. `jailfs drop` removes a checkpoint, and
+        // `jailfs fork --drop` a fork.
         if dir == NodeId::CHECKPOINTS || dir == NodeId::FORKS {
             return Err(FsError::NotPermitted);
         }

@@ -141,7 +141,7 @@ fn the_user_is_asked_on_a_terminal_and_picks_one_or_none() {
         );
         let (script, code) = script.rsplit_once("code CODE").expect("it is there");
         let wanted = if answers.contains("type n") { "code 1" } else { "code 0" };
-        place.write("play", &format!("{script}{wanted}{code}"));
+        place.write("play", format!("{script}{wanted}{code}"));
         let mut command = place.command("base", "python3");
         command.env("PS1", "").env("TERM", "xterm").env("JAILFS", crate::place::JAILFS);
         let shell = ["../person.py", "../play", "bash", "--norc", "--noprofile", "-i"];

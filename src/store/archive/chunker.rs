@@ -46,10 +46,7 @@ impl Chunker {
     ///
     /// # Errors
     /// As [`Chunker::push`].
-    pub fn finish<E>(
-        &mut self,
-        each: &mut dyn FnMut(Chunk<'_>) -> Result<(), E>,
-    ) -> Result<(), E> {
+    pub fn finish<E>(&mut self, each: &mut dyn FnMut(Chunk<'_>) -> Result<(), E>) -> Result<(), E> {
         let cut = self.cut(1, each);
         self.rest.clear();
         cut

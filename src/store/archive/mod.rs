@@ -17,6 +17,7 @@ pub mod bytes;
 pub mod chunker;
 pub mod compress;
 pub mod index;
+pub mod packs;
 pub mod reader;
 #[cfg(test)]
 mod tests;

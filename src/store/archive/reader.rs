@@ -15,7 +15,7 @@ pub trait PackSource {
     ///
     /// # Errors
     /// As fstat(2).
-    fn len(&self) -> io::Result<u64>;
+    fn size(&self) -> io::Result<u64>;
 
     /// Reads bytes at an offset; fewer than asked for only at the end.
     ///
@@ -25,7 +25,7 @@ pub trait PackSource {
 }
 
 impl PackSource for File {
-    fn len(&self) -> io::Result<u64> {
+    fn size(&self) -> io::Result<u64> {
         Ok(self.metadata()?.len())
     }
 
@@ -35,8 +35,8 @@ impl PackSource for File {
 }
 
 impl PackSource for Vec<u8> {
-    fn len(&self) -> io::Result<u64> {
-        Ok(Vec::len(self) as u64)
+    fn size(&self) -> io::Result<u64> {
+        Ok(self.len() as u64)
     }
 
     fn read_at(&self, bytes: &mut [u8], offset: u64) -> io::Result<usize> {
@@ -65,7 +65,7 @@ impl<S: PackSource> Pack<S> {
     pub fn open(source: S, what: impl Into<String>) -> Result<Pack<S>> {
         let what = what.into();
         let damage = |flaw: Flaw| Error::damage(format!("read {what}"), flaw.0);
-        let len = source.len().attempt(|| format!("read {what}"))?;
+        let len = source.size().attempt(|| format!("read {what}"))?;
         let Some(foot_at) = len.checked_sub(FOOT).filter(|at| *at >= HEAD) else {
             return Err(damage(Flaw::new("it is too short for a pack")));
         };
@@ -105,9 +105,9 @@ impl<S: PackSource> Pack<S> {
     pub fn frame(&self, frame: &Frame) -> Result<Vec<u8>> {
         let at = HEAD + frame.offset;
         let stored = read_exact(&self.source, &self.what, at, frame.stored as usize)?;
-        self.index.open_frame(frame, &stored).map_err(|flaw| {
-            Error::damage(format!("read {} at offset {at}", self.what), flaw.0)
-        })
+        self.index
+            .open_frame(frame, &stored)
+            .map_err(|flaw| Error::damage(format!("read {} at offset {at}", self.what), flaw.0))
     }
 
     /// Reads a chunk. `None` if the pack does not have it.

@@ -143,8 +143,7 @@ pub fn load(
     each: &mut dyn FnMut(super::layout::Event) -> Result<()>,
 ) -> Result<()> {
     let what = format!("state {}", blob.digest());
-    let input =
-        ChunkInput { source, rest: blob.chunks.iter(), chunk: Vec::new(), at: 0 };
+    let input = ChunkInput { source, rest: blob.chunks.iter(), chunk: Vec::new(), at: 0 };
     let mut reader = TreeReader::new(input, what.clone());
     while let Some(event) = reader.next_event()? {
         each(event)?;

@@ -1,10 +1,10 @@
 //! Reads a tree stream, event by event.
 
 use crate::error::{Error, Result};
+use crate::store::archive::Flaw;
 use crate::store::archive::bytes::Input;
 use crate::store::archive::tree_blob::layout::{Event, MAGIC, take_piece};
 use crate::store::archive::tree_blob::rules::Rules;
-use crate::store::archive::Flaw;
 
 /// Reads a tree stream from `I`.
 pub struct TreeReader<I> {

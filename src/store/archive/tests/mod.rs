@@ -235,17 +235,6 @@ fn decompression_stops_at_the_length_that_was_promised() {
     assert_eq!(compress(b"x").0, Method::Stored);
 }
 
-#[test]
-fn a_full_pack_says_so() {
-    let mut writer = PackWriter::new(std::io::sink()).unwrap();
-    let mut seed = 0;
-    while !writer.is_full() {
-        seed += 1;
-        writer.add(Chunk::new(&noise(MAX_CHUNK, seed)).unwrap()).unwrap();
-    }
-    assert!((380..=400).contains(&seed), "{seed} chunks of 64 KiB");
-}
-
 fn cut(content: &[u8], piece: usize) -> Vec<Vec<u8>> {
     let (mut chunks, mut chunker) = (Vec::new(), Chunker::default());
     let mut each = |chunk: Chunk<'_>| {
@@ -272,10 +261,10 @@ fn a_byte_in_front_changes_few_chunks_and_pieces_change_none() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(200))]
+    #![proptest_config(ProptestConfig::with_cases(64))]
     #[test]
     fn any_chunks_come_back(
-        sizes in proptest::collection::vec((1usize..3000, any::<u64>(), any::<bool>()), 0..60),
+        sizes in proptest::collection::vec((1usize..3000, any::<u64>(), any::<bool>()), 0..30),
     ) {
         let content = |(len, seed, is_noise): &(usize, u64, bool)| match is_noise {
             true => noise(*len, *seed),

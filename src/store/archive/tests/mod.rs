@@ -54,7 +54,7 @@ fn pack_of(contents: &[Vec<u8>]) -> (Vec<u8>, Digest, Index) {
 fn contents() -> Vec<Vec<u8>> {
     let text = |n: usize| format!("line {n}\n").repeat(3000).into_bytes();
     let mut contents: Vec<Vec<u8>> = (0..12).map(text).collect();
-    contents.extend((1..6).map(|seed| noise(60_000, seed)));
+    contents.extend((0..5).map(|seed| noise(60_000, 2 * seed)));
     contents.push(vec![7]);
     contents
 }

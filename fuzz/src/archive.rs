@@ -1,7 +1,7 @@
 //! Fuzz targets: packs, and the descriptions of states.
 //!
 //! * No bytes make a reader panic, or take more memory than the limits allow.
-//! * What is read as an index or as a tree encodes to the same bytes: there is one form.
+//! * An index or a tree that is read encodes to the same bytes: there is one form.
 //! * A forged pack, whose digests are right, still gives no byte that differs from its name.
 
 use jailfs::error::{Error, Kind, Result};
@@ -61,7 +61,7 @@ impl ChunkSink for Stream {
     }
 }
 
-/// Reads `data` as a blob and as a stream. What is read is written again, and is the same.
+/// Reads `data` as a blob and as a stream. A tree that is read is written again, and is the same.
 pub fn tree(data: &[u8]) {
     if let Ok(blob) = TreeBlob::parse(data) {
         assert_eq!(blob.encode(), data, "a blob has one form");

@@ -98,7 +98,7 @@ pub struct ChunkRef {
     pub len: u32,
 }
 
-/// What is wrong with bytes that were read.
+/// The reason why bytes that were read are refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Flaw(pub String);
 

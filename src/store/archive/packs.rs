@@ -83,7 +83,7 @@ pub struct Archive {
     frames: Mutex<LruCache<(Slot, u32), Vec<u8>>>,
 }
 
-/// What [`Archive::rewrite`] did.
+/// The outcome of [`Archive::rewrite`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Rewritten {
     /// Packs that are gone.
@@ -366,7 +366,7 @@ impl Write for FileWriter {
     }
 }
 
-/// Adds chunks to an archive in as many packs as they need. What is not finished is dropped.
+/// Adds chunks to an archive in as many packs as they need. A pack that is not finished is dropped.
 pub struct ArchiveWriter<'a> {
     archive: &'a Archive,
     /// The pack that is written, and its name until it is published.

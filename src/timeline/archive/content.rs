@@ -1,7 +1,7 @@
 //! Cuts the content of one file into the pieces of its description.
 //!
-//! A hole is a run of blocks of 4 KiB that are all zero, wherever their bytes are. What a host or a
-//! layer calls a hole depends on how the file was written, so it does not count.
+//! A hole is a run of blocks of 4 KiB that are all zero, wherever their bytes are. Holes on the
+//! host and holes of a layer depend on how the file was written, so they do not count.
 
 use crate::error::Result;
 use crate::store::archive::chunker::Chunker;

@@ -70,7 +70,7 @@ impl Piece {
     }
 }
 
-/// What a tree stream consists of.
+/// An element of a tree stream.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
     /// A directory begins. Only the root has no name.

@@ -1,8 +1,8 @@
 //! The tree blob: one state of the whole tree, as bytes that depend on nothing else.
 //!
-//! The entries of a state are a long **stream**, which is cut into chunks like content. The **blob**
-//! is the short list of these chunks, and its digest names the state. So a change of one file
-//! changes a few chunks and the blob, however large the tree is.
+//! The entries of a state are a long **stream**, which is cut into chunks like content. The
+//! **blob** is the short list of these chunks, and its digest names the state. So a change of one
+//! file changes a few chunks and the blob, however large the tree is.
 //!
 //! ```text
 //! stream   magic | root directory
@@ -16,7 +16,7 @@
 //! attributes     permission bits | uid | gid | mtime | ctime | atime | extended attributes
 //! ```
 //!
-//! What makes it canonical:
+//! It is canonical, because:
 //! * names ascend by their bytes, and so do extended attributes;
 //! * numbers have one form (`bytes.rs`);
 //! * a hole is a run of blocks of 4 KiB that are all zero, never what a host calls a hole;

@@ -17,7 +17,7 @@ struct OpenFile {
     is_after_hole: bool,
 }
 
-/// What was read or written so far.
+/// The stream that was read or written so far.
 #[derive(Default)]
 pub(super) struct Rules {
     /// Of each open directory, the last name in it: so of each but the last, the next one's name.

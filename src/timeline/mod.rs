@@ -12,6 +12,7 @@
 //! at most, while the upper layer or the state is exchanged.
 
 pub mod apply;
+pub mod archive;
 mod base_identity;
 mod checkpoint;
 mod compact;

@@ -68,7 +68,7 @@ pub use ops::attrs::{SetAttr, SetTime, SetXattr};
 pub use ops::privileges::{CallerRights, PrivilegeBits};
 pub use ops::readdir::DirEntry;
 pub use ops::rename::RenameMode;
-pub use snapdir::{Archive, Fence, SnapdirView, Text};
+pub use snapdir::{Archive, Fence, HeadTree, OtherHead, OtherHeads, SnapdirView, Text};
 pub use space::enospc::{MOST_TRIES, Need};
 pub use space::quota::Limits;
 pub use space::reclaim::Reclaimer;

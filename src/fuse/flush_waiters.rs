@@ -1,4 +1,4 @@
-//! Counts the requests that wait for a flush of this very mount: mkdir(2) in the snapshot directory.
+//! Counts the requests that wait for a flush of this mount: mkdir(2) in the snapshot directory.
 //!
 //! The kernel counts them as pending, so a flush that waits for an idle connection would wait for
 //! itself. Always true: a request is counted only while it is pending in the kernel.

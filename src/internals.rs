@@ -28,6 +28,10 @@ pub mod fuse {
 pub mod jail {
     pub use crate::jail::*;
 }
+/// The items of the internal module `oci`.
+pub mod oci {
+    pub use crate::oci::*;
+}
 /// The items of the internal module `run`.
 pub mod run {
     pub use crate::run::*;
@@ -39,6 +43,10 @@ pub mod store {
 /// The items of the internal module `sys`.
 pub mod sys {
     pub use crate::sys::*;
+}
+/// The items of the internal module `tar`.
+pub mod tar {
+    pub use crate::tar::*;
 }
 /// The items of the internal module `timeline`.
 pub mod timeline {

@@ -33,7 +33,7 @@ pub(in crate::tar) const BLOCK: usize = 512;
 /// The largest size of the records of one entry, in bytes.
 pub(in crate::tar) const MAX_RECORDS: u64 = 8 << 20;
 /// The most data ranges of one file with holes.
-pub const MAX_RANGES: usize = 1 << 20;
+pub const MAX_RANGES: usize = (1 << 20) + 1;
 
 /// The type of an entry, with what only this type has.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -8,10 +8,13 @@ use super::pax::Records;
 use super::{BLOCK, MAX_RANGES};
 use crate::types::ByteRange;
 
-/// A map of version 1.0.
-pub(super) fn map(data: &[ByteRange]) -> Vec<u8> {
-    let mut text = format!("{}\n", data.len());
-    for range in data {
+/// A map of version 1.0. A hole at the end is followed by an empty range, without which GNU tar
+/// makes the file too short.
+pub(super) fn map(data: &[ByteRange], size: u64) -> Vec<u8> {
+    let has_end = data.last().is_some_and(|range| range.end == size);
+    let end = (!has_end).then_some(ByteRange::at(size, 0));
+    let mut text = format!("{}\n", data.len() + end.iter().len());
+    for range in data.iter().chain(&end) {
         text.push_str(&format!("{}\n{}\n", range.start, range.len()));
     }
     let mut map = text.into_bytes();

@@ -30,7 +30,7 @@ impl<W: Write> Writer<W> {
     pub fn entry(&mut self, entry: &Entry) -> io::Result<()> {
         self.end_entry()?;
         let map = match &entry.kind {
-            Kind::File { data: Some(data), .. } => sparse::map(data),
+            Kind::File { size, data: Some(data) } => sparse::map(data, *size),
             _ => Vec::new(),
         };
         let stored = entry.stored() + map.len() as u64;

@@ -1,8 +1,9 @@
 # Prints what an archive carries of a tree, one line for each name, sorted: type, mode, owner, time
 # of the last change, content, target, device, extended attributes, and which names are one file.
+# With "seconds", times are rounded to seconds, as umoci writes them.
 import hashlib, os, stat, sys
 
-root, lines, files = os.fsencode(sys.argv[1]), [], {}
+root, rounds, lines, files = os.fsencode(sys.argv[1]), "seconds" in sys.argv[2:], [], {}
 
 
 def look(path, shown):
@@ -22,7 +23,8 @@ def look(path, shown):
     if not stat.S_ISDIR(s.st_mode) and s.st_nlink > 1:
         files.setdefault(s.st_ino, []).append(shown)
         extra.append(f"{s.st_nlink} links")
-    lines.append(f"{shown!r} {s.st_mode:o} {s.st_uid}:{s.st_gid} {s.st_mtime_ns} {extra}")
+    time = (s.st_mtime_ns + 500_000_000) // 10**9 if rounds else s.st_mtime_ns
+    lines.append(f"{shown!r} {s.st_mode:o} {s.st_uid}:{s.st_gid} {time} {extra}")
     if stat.S_ISDIR(s.st_mode):
         for name in os.listdir(path):
             look(os.path.join(path, name), os.path.join(shown, name))

@@ -28,8 +28,11 @@ pub(super) fn push(to: &mut Vec<u8>, key: &[u8], value: &[u8]) {
     to.push(b'\n');
 }
 
+/// The key and the value of a record.
+type Record<'a> = (&'a [u8], &'a [u8]);
+
 /// Takes the first record. `None` if the bytes do not begin with one.
-pub(super) fn take(bytes: &[u8]) -> Option<((&[u8], &[u8]), &[u8])> {
+pub(super) fn take(bytes: &[u8]) -> Option<(Record<'_>, &[u8])> {
     let space = bytes.iter().take(20).position(|byte| *byte == b' ')?;
     let len: usize = std::str::from_utf8(bytes.get(..space)?).ok()?.parse().ok()?;
     let record = bytes.get(space + 1..len)?.strip_suffix(b"\n")?;

@@ -46,7 +46,7 @@ impl<W: Write> Writer<W> {
             head.number(header::MTIME, 0);
             self.to.write_all(&head.finish())?;
             self.to.write_all(&records)?;
-            self.to.write_all(&ZEROS[..padding(records.len() as u64)])?;
+            self.to.write_all(zeros(padding(records.len() as u64)))?;
         }
         self.to.write_all(&ustar(entry, stored))?;
         self.to.write_all(&map)?;
@@ -69,7 +69,7 @@ impl<W: Write> Writer<W> {
             return Err(io::ErrorKind::InvalidInput.into());
         }
         let padding = std::mem::take(&mut self.padding);
-        self.to.write_all(ZEROS.get(..padding).unwrap_or_default())
+        self.to.write_all(zeros(padding))
     }
 
     /// Ends the archive, and returns what it was written to.
@@ -84,7 +84,11 @@ impl<W: Write> Writer<W> {
     }
 }
 
-const ZEROS: [u8; BLOCK] = [0; BLOCK];
+static ZEROS: [u8; BLOCK] = [0; BLOCK];
+
+fn zeros(len: usize) -> &'static [u8] {
+    ZEROS.get(..len).unwrap_or_default()
+}
 
 fn padding(len: u64) -> usize {
     let used = usize::try_from(len % BLOCK as u64).unwrap_or_default();

@@ -32,6 +32,11 @@ pub mod jail {
 pub mod oci {
     pub use crate::oci::*;
 }
+/// The items of the internal module `registry`.
+#[cfg(feature = "registry")]
+pub mod registry {
+    pub use crate::registry::*;
+}
 /// The items of the internal module `run`.
 pub mod run {
     pub use crate::run::*;

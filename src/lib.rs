@@ -27,6 +27,8 @@ mod fs;
 mod fuse;
 mod jail;
 mod oci;
+#[cfg(feature = "registry")]
+mod registry;
 mod run;
 pub mod sandbox;
 mod store;

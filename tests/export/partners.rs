@@ -28,6 +28,33 @@ fn umoci_unpacks_an_image_to_the_tree_that_the_mount_shows() {
 }
 
 #[test]
+fn podman_stores_an_image_as_the_tree_that_the_mount_shows() {
+    let live = Live::new(BASE);
+    live.sh(CHANGES);
+    // podman stores no time before 1970, and no time of the root.
+    live.sh("touch -d @5.5 dir/file");
+    let wanted = tree(&live.mnt);
+    // podman takes a path for a name, which has no capitals.
+    let id = std::process::id();
+    let dir = tempfile::Builder::new().prefix(&format!("image-{id}-")).rand_bytes(0).tempdir();
+    let dir = dir.unwrap();
+    let image = format!("{}/layout:v1", dir.path().display());
+    live.jailfs(&["export", "@", "--oci", &image]);
+    let (root, state) = (outside(&live, "root"), outside(&live, "state"));
+    let podman = |words: &[&str]| {
+        let store = ["podman", "--root", &root, "--runroot", &state, "--storage-driver", "vfs"];
+        run(&[&store, words].concat()).trim().to_owned()
+    };
+    let id = podman(&["pull", "--quiet", &format!("oci:{image}")]);
+    let stored = tree(Path::new(&podman(&["image", "mount", &id])));
+    let names = |lines: &[String]| -> Vec<String> {
+        lines.iter().filter(|line| !line.starts_with("b'.' ")).cloned().collect()
+    };
+    podman(&["image", "unmount", &id]);
+    assert_same(&names(&wanted), &names(&stored), "the stored image");
+}
+
+#[test]
 fn layers_of_checkpoints_unpack_to_the_last_state() {
     let live = Live::new(BASE);
     live.checkpoint("first");

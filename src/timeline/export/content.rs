@@ -7,7 +7,6 @@
 
 use std::io;
 
-use super::entry::write_failed;
 use crate::error::{Attempt, Error, FsResult, Kind, Result};
 use crate::fs::{DataRanges, Found, State};
 use crate::types::ByteRange;
@@ -115,4 +114,9 @@ pub(super) fn copy(
         }
     }
     Ok(())
+}
+
+/// The error of a full disk or a closed pipe, for people.
+fn write_failed(error: &io::Error) -> Error {
+    Error::io("write the archive", error)
 }

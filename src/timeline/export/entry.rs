@@ -1,7 +1,7 @@
 //! Writes one node as an entry.
 
 use std::collections::HashMap;
-use std::io::{self, Write};
+use std::io::Write;
 
 use nix::sys::stat::{major, minor};
 
@@ -193,9 +193,4 @@ fn entry_of(path: &TreePath, node: &Node) -> Entry {
 /// The kernel has numbers of 12 and 20 bits.
 fn number(part: u64) -> u32 {
     u32::try_from(part).unwrap_or(u32::MAX)
-}
-
-/// The error of a full disk or a closed pipe, for people.
-pub(super) fn write_failed(error: &io::Error) -> Error {
-    Error::io("write the archive", error)
 }

@@ -1,4 +1,4 @@
-//! What is exported imports to the same state.
+//! An export imports to the same state.
 
 use super::harness::{Live, assert_same};
 use super::{BASE, CHANGES, outside, run, tree};

@@ -98,8 +98,8 @@ pub fn compare_paths<'a>(old: &'a State, new: &'a State) -> FsResult<Comparison<
     Comparison::new(old, new, false, Look::Everywhere, &read_names)
 }
 
-/// The same as [`compare`], as far as the records tell: a file that was written differs, also if its bytes are
-/// equal. No content is read.
+/// The same as [`compare`], as far as the records tell: a file that was written differs, also if
+/// its bytes are equal. No content is read.
 ///
 /// # Errors
 /// Those of reading the base.

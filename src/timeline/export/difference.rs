@@ -1,4 +1,4 @@
-//! What differs from an older state, as a layer.
+//! The difference to an older state, as a layer.
 //!
 //! * All names of a file with hard links are in the layer if one of them is: programs that apply a
 //!   layer look for the target of a link in the layer alone.

@@ -36,7 +36,7 @@ fn podman_stores_an_image_as_the_tree_that_the_mount_shows() {
     let wanted = tree(&live.mnt);
     // podman takes a path for a name, which has no capitals.
     let id = std::process::id();
-    let dir = tempfile::Builder::new().prefix(&format!("image-{id}-")).rand_bytes(0).tempdir();
+    let dir = tempfile::Builder::new().prefix(&format!("image-{id}")).rand_bytes(0).tempdir();
     let dir = dir.unwrap();
     let image = format!("{}/layout:v1", dir.path().display());
     live.jailfs(&["export", "@", "--oci", &image]);

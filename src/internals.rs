@@ -28,6 +28,10 @@ pub mod fuse {
 pub mod jail {
     pub use crate::jail::*;
 }
+/// The items of the internal module `oci`.
+pub mod oci {
+    pub use crate::oci::*;
+}
 /// The items of the internal module `registry`.
 #[cfg(feature = "registry")]
 pub mod registry {
@@ -44,6 +48,10 @@ pub mod store {
 /// The items of the internal module `sys`.
 pub mod sys {
     pub use crate::sys::*;
+}
+/// The items of the internal module `tar`.
+pub mod tar {
+    pub use crate::tar::*;
 }
 /// The items of the internal module `timeline`.
 pub mod timeline {

@@ -23,6 +23,7 @@ pub mod error;
 mod fs;
 mod fuse;
 mod jail;
+mod oci;
 #[cfg(feature = "registry")]
 #[cfg_attr(
     not(feature = "crash-points"),
@@ -33,6 +34,7 @@ mod run;
 pub mod sandbox;
 mod store;
 mod sys;
+mod tar;
 mod timeline;
 mod tree;
 pub mod types;

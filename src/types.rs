@@ -234,6 +234,9 @@ impl FileKind {
 /// The longest name, in bytes (`NAME_MAX`).
 pub const NAME_MAX: usize = 255;
 
+/// How many bytes [`quoted`] shows.
+const MOST_QUOTED: usize = 4096;
+
 /// One component of a path: 1 to 255 bytes, without `/` and NUL, and neither `.` nor `..`.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Name(Arc<[u8]>);
@@ -472,6 +475,21 @@ fn quote_bytes(bytes: &[u8], f: &mut fmt::Formatter<'_>) -> fmt::Result {
         }
     }
     Ok(())
+}
+
+/// Bytes for people, as the [`Display`](fmt::Display) of a [`Name`]: without a character that acts
+/// on a terminal. Of long ones only the beginning.
+pub fn quoted(bytes: &[u8]) -> String {
+    struct Quoted<'a>(&'a [u8]);
+    impl fmt::Display for Quoted<'_> {
+        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            quote_bytes(self.0, f)
+        }
+    }
+    match bytes.get(..MOST_QUOTED) {
+        Some(begin) => format!("{}...", Quoted(begin)),
+        None => Quoted(bytes).to_string(),
+    }
 }
 
 /// Parses a number that consists of digits only. `+1` is not a number but a name.

@@ -22,6 +22,8 @@ mod links;
 #[expect(dead_code, reason = "other tests use the rest of it")]
 #[path = "model/rng.rs"]
 mod rng;
+#[path = "../fuzz/src/tar.rs"]
+mod tar;
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::time::{Duration, Instant};
@@ -32,6 +34,7 @@ use jailfs::internals::store::archive::writer::PackWriter;
 use jailfs::internals::store::archive::{Chunk, ChunkRef, ChunkSink, Digest};
 use jailfs::internals::store::io::{codec, log};
 use jailfs::internals::store::record::Record;
+use jailfs::internals::tar::{Entry, Kind, Writer};
 use jailfs::internals::tree::{Body, Dentry, Edit, Meta, Node, Source};
 use jailfs::types::{ByteRange, FileKind, Ino, LayerId, Name, Timestamp};
 use rng::Rng;
@@ -39,7 +42,7 @@ use rng::Rng;
 /// Inputs that are kept as material for mutations.
 const POOL: usize = 256;
 /// The longest input, in bytes.
-const LONGEST: usize = 2048;
+const LONGEST: usize = 4096;
 
 fn number(variable: &str, default: u64) -> u64 {
     std::env::var(variable).map_or(default, |text| text.parse().expect("a number"))
@@ -226,6 +229,44 @@ fn no_bytes_of_a_tree_do_harm() {
 #[test]
 fn no_bytes_of_a_journal_do_harm() {
     fuzz("journal", journals(), journal::run);
+}
+
+/// Archives with entries of all kinds.
+fn archives() -> Vec<Vec<u8>> {
+    let entry = |kind, path: &[u8]| Entry {
+        path: path.to_vec(),
+        kind,
+        mode: 0o644,
+        uid: 1 << 22,
+        gid: 5,
+        mtime: Timestamp { secs: -2, nanos: 5 },
+        xattrs: [(b"user.a=b%".to_vec(), b"v\0".to_vec())].into(),
+    };
+    let data = Some(vec![ByteRange::at(0, 5), ByteRange::at(700, 3)]);
+    let kinds = [
+        Kind::Dir,
+        Kind::Fifo,
+        Kind::Char { major: 1, minor: 3 },
+        Kind::Link { target: vec![b'l'; 101] },
+        Kind::Symlink { target: b"t".to_vec() },
+        Kind::File { size: 10, data: None },
+        Kind::File { size: 9000, data },
+    ];
+    let archive = |kind: &Kind| {
+        let entry = entry(kind.clone(), b"n\xff");
+        let mut writer = Writer::new(Vec::new());
+        writer.entry(&entry).unwrap();
+        writer.data(&vec![1; entry.stored() as usize]).unwrap();
+        let mut archive = writer.finish().unwrap();
+        archive.truncate(LONGEST);
+        archive
+    };
+    kinds.iter().map(archive).collect()
+}
+
+#[test]
+fn no_bytes_of_an_archive_do_harm() {
+    fuzz("tar", archives(), tar::run);
 }
 
 #[test]

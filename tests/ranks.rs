@@ -17,7 +17,7 @@ const RANKS: &[&[&str]] = &[
     &["types"],
     &["error"],
     &["sys"],
-    &["tree"],
+    &["tree", "tar", "oci"],
     &["store", "base", "jail", "registry"],
     &["fs"],
     &["timeline"],

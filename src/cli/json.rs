@@ -189,6 +189,26 @@ pub(super) enum Line {
         changes: usize,
         conflicts: u64,
     },
+    Exported {
+        form: &'static str,
+        to: String,
+        digest: Option<String>,
+        entries: u64,
+        bytes: u64,
+        left_out: u64,
+    },
+    Imported {
+        name: String,
+        head: String,
+        new_head: bool,
+        entries: u64,
+        left_out: u64,
+        before: Option<u32>,
+        undo: Option<u64>,
+        #[serde(skip_serializing_if = "Vec::is_empty")]
+        detached: Vec<String>,
+        changes: usize,
+    },
     Unresolved {
         #[serde(flatten)]
         path: Bytes,

@@ -10,12 +10,14 @@ mod checkpoint;
 mod confine;
 mod diff;
 mod discard;
+mod export;
 mod fork;
 mod format;
 mod gc;
 mod helper;
 mod history;
 mod host;
+mod import;
 mod info;
 mod json;
 mod keep;
@@ -115,6 +117,8 @@ enum Verb {
     Forks(fork::Forks),
     Discard(discard::Discard),
     Merge(merge::Merge),
+    Export(export::Export),
+    Import(import::Import),
     Drop(keep::Drop),
     Hold(keep::Hold),
     Release(keep::Release),
@@ -200,6 +204,8 @@ impl Verb {
             Verb::Forks(verb) => verb.run(global),
             Verb::Discard(verb) => verb.run(global),
             Verb::Merge(verb) => verb.run(global),
+            Verb::Export(verb) => verb.run(global),
+            Verb::Import(verb) => verb.run(global),
             Verb::Drop(verb) => verb.run(global),
             Verb::Hold(verb) => verb.run(global),
             Verb::Release(verb) => verb.run(global),
@@ -335,6 +341,13 @@ mod tests {
             "jailfs release @-1",
             "jailfs info --json",
             "jailfs gc --dry-run --keep 10 --max-store 2G --json",
+            "jailfs export @ --tar -",
+            "jailfs export green --since base --tar x.tar --force",
+            "jailfs export green --oci img:v1 --layers --json",
+            "jailfs export @-1 --since base --patch -",
+            "jailfs import x.tar",
+            "jailfs import img:v1 --into try --json",
+            "jailfs import - --onto base --detach-mounts",
             "jailfs op log --json",
             "jailfs op restore 3",
             "jailfs run --keep -- make test",
@@ -367,6 +380,11 @@ mod tests {
             "jailfs fork try -n 0",
             "jailfs fork --drop try /m",
             "jailfs fork --drop try --from green",
+            "jailfs export @",
+            "jailfs export --tar -",
+            "jailfs export @ --tar x --oci y",
+            "jailfs export @ --tar x --layers",
+            "jailfs import",
             "jailfs nonsense",
         ] {
             assert!(Cli::try_parse_from(line.split(' ')).is_err(), "{line}");

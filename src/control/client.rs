@@ -1,6 +1,7 @@
 //! The client of the control socket.
 
 use std::io;
+use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
@@ -15,8 +16,10 @@ use super::frame::{
 use super::message::{Answer, Call, Message, Mounts};
 use super::{SOCKET, StoreDir};
 use crate::error::{Error, Kind, Result};
+use crate::sandbox::transfer::Stream;
 use crate::sandbox::{Reply, Request};
 use crate::store::io::codec;
+use crate::sys;
 
 /// How long a daemon may take to greet. The thread that greets does nothing else.
 const GREETING_LIMIT: Duration = Duration::from_secs(10);
@@ -173,6 +176,10 @@ impl Client {
 
     /// Sends a message, and waits for the answer without a time limit.
     fn ask(&mut self, message: Message) -> Result<Answer> {
+        let stream = match &message {
+            Message::Request(request) => request.stream().and_then(Stream::take),
+            Message::Mounts | Message::Mount(_) => None,
+        };
         let call = Call { head: self.head.clone(), message };
         let bytes = codec::encode(&call).map_err(|error| self.lost(&error))?;
         frame::write(&mut &self.stream, &bytes, MAX_REQUEST).map_err(|error| {
@@ -183,6 +190,11 @@ impl Client {
                 _ => Error { errno: error.raw_os_error(), ..self.lost(&error.to_string()) },
             }
         })?;
+        if let Some(stream) = stream {
+            // Our own copy must be closed: the other end waits for the last one.
+            let sent = sys::socket::send(self.stream.as_raw_fd(), &[0], &[stream]);
+            sent.map_err(|error| self.lost(&error.to_string()))?;
+        }
         self.stream.set_read_timeout(None).map_err(|error| self.lost(&error.to_string()))?;
         let bytes = frame::read(&mut &self.stream, MAX_REPLY).map_err(|error| {
             let errno = match &error {

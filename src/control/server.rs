@@ -25,11 +25,12 @@ use parking_lot::{Condvar, Mutex};
 use super::frame::{
     self, FrameError, Greeting, MAX_GREETING, MAX_PIECE, MAX_REPLY, MAX_REQUEST, Until,
 };
-use super::message::{Answer, Call};
+use super::message::{Answer, Call, Message};
 use super::waiting::Waiting;
 use super::{SOCKET, StoreDir, numbered_socket};
 use crate::error::{Attempt, Error, Kind, Result};
 use crate::store::io::codec;
+use crate::sys;
 use crate::sys::proc::{Confines, comes_from};
 
 /// The address space of a thread that answers, in bytes. A restore and a diff recurse as deep as
@@ -422,6 +423,9 @@ fn converse(stream: UnixStream, shared: &Shared, peer: Peer) {
             Ok(call) => call,
             Err(error) => return refuse(&stream, &error),
         };
+        if let Err(error) = receive_stream(&stream, &call, shared.request_limit) {
+            return refuse(&stream, &error.to_string());
+        }
         let _busy = Busy::new(shared);
         // Only one list at a time is on disk for a command that does not read its lists.
         let _turn =
@@ -438,6 +442,17 @@ fn converse(stream: UnixStream, shared: &Shared, peer: Peer) {
             return waiting.push(stream);
         }
     }
+}
+
+/// Receives the pipe of a request that has one. It comes with a byte of its own.
+fn receive_stream(stream: &UnixStream, call: &Call, limit: Duration) -> io::Result<()> {
+    let Message::Request(request) = &call.message else { return Ok(()) };
+    let Some(slot) = request.stream() else { return Ok(()) };
+    stream.set_read_timeout(Some(limit))?;
+    let (_, received) = sys::socket::receive(stream, &mut [0])?;
+    let pipe = received.into_iter().next();
+    slot.set(pipe.ok_or_else(|| io::Error::other("the request has no pipe"))?);
+    Ok(())
 }
 
 /// Waits for the next request. False if none will come.

@@ -16,17 +16,19 @@ impl Sandbox {
     /// Does what a request asks. [`Request::Unmount`] is an error here: only the daemon that serves
     /// the mount handles it.
     ///
-    /// If the disk is full, it makes room and tries again, except for an apply.
+    /// If the disk is full, it makes room and tries again, except for an apply, and for a stream,
+    /// which passes only once.
     ///
     /// # Errors
     /// [`Kind`] classifies them. If [`Error::is_done`] is set, the main work was done.
     pub fn handle(&self, request: Request) -> Result<Reply> {
-        if matches!(request, Request::Checkpoint { .. }) {
+        if matches!(request, Request::Checkpoint { .. } | Request::Import(_)) {
             self.check_quota()?;
         }
         let mut reply = self.handle_once(request.clone());
         for _ in 0..MOST_TRIES {
             let is_full = reply.as_ref().is_err_and(|error| error.is_full() && !error.is_done)
+                && request.stream().is_none()
                 && !matches!(request, Request::Apply { .. });
             if !is_full || !self.fs().make_room(Need::Less) {
                 break;
@@ -114,6 +116,8 @@ impl Sandbox {
             }
             Request::Fork { names, from } => self.fork(&names, from.as_ref()).map(Reply::Forked),
             Request::Merge(terms) => self.merge(&terms).map(Reply::Merged),
+            Request::Export(terms) => self.export(&terms, interrupts).map(Reply::Exported),
+            Request::Import(terms) => self.import(&terms, interrupts).map(Reply::Imported),
             Request::Apply { paths, dry_run, undo, consent } => {
                 self.apply(&paths, dry_run, undo, consent).map(Reply::Applied)
             }

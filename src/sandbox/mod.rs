@@ -97,6 +97,7 @@ mod collector;
 pub(crate) mod date;
 mod diff;
 mod edits;
+mod export;
 mod handle;
 mod heads;
 mod housekeeper;
@@ -109,6 +110,7 @@ mod show;
 mod snapdir;
 mod states;
 mod status;
+pub mod transfer;
 mod worker;
 
 use std::collections::BTreeMap;
@@ -145,10 +147,10 @@ pub(crate) use base_location::is_base_of;
 pub use changes::{Change, ChangeKind, Changes};
 pub use heads::RaceMark;
 pub use reply::{
-    Applied, Checked, Checkpoint, Collected, EditKind, FileEdit, Fork, Info, LayerSpace,
-    MAX_NOT_KEPT, Merged, Node, Operation, Reply, Restored, Shown, Status, Stepped,
+    Applied, Checked, Checkpoint, Collected, EditKind, Exported, FileEdit, Fork, Imported, Info,
+    LayerSpace, MAX_NOT_KEPT, Merged, Node, Operation, Reply, Restored, Shown, Status, Stepped,
 };
-pub use request::{Detail, FileRev, MergeTerms, Request, Rev};
+pub use request::{Detail, ExportTerms, FileRev, ImportTerms, MergeTerms, Request, Rev};
 pub use restore::ReplacedState;
 
 /// The name of the first head of a store.

@@ -44,6 +44,10 @@ pub enum Reply {
     Forks(Vec<Fork>),
     /// To `Merge`.
     Merged(Merged),
+    /// To `Export`.
+    Exported(Exported),
+    /// To `Import`.
+    Imported(Imported),
 }
 
 impl Reply {
@@ -54,6 +58,7 @@ impl Reply {
             Reply::Restored(restored) => Some(&mut restored.changes),
             Reply::Applied(applied) => Some(&mut applied.changes),
             Reply::Merged(merged) => Some(&mut merged.changes),
+            Reply::Imported(imported) => Some(&mut imported.changes),
             Reply::Shown(_)
             | Reply::Status(_)
             | Reply::Log(_)
@@ -66,6 +71,7 @@ impl Reply {
             | Reply::Done
             | Reply::Info(_)
             | Reply::Forked(_)
+            | Reply::Exported(_)
             | Reply::Forks(_) => None,
         }
     }
@@ -364,6 +370,42 @@ pub struct Merged {
     /// Paths at which mounts were detached.
     pub detached: Vec<TreePath>,
     /// As for [`Restored`].
+    pub changes: Changes,
+}
+
+/// The result of an export.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Exported {
+    /// The number of entries.
+    pub entries: u64,
+    /// Bytes of content, without holes.
+    pub bytes: u64,
+    /// Sockets, which no archive can hold; at most 20.
+    pub skipped: Vec<TreePath>,
+    /// The number of all of them.
+    pub skipped_count: u64,
+}
+
+/// The result of an import.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Imported {
+    /// The name of the archives.
+    pub name: String,
+    /// The head that shows them.
+    pub head: String,
+    /// Whether that head is new.
+    pub is_new_head: bool,
+    /// The number of entries.
+    pub entries: u64,
+    /// Extended attributes of other systems, which were left out.
+    pub left_out: u64,
+    /// The automatic seal with the tree as it was before.
+    pub before: Option<LayerId>,
+    /// As for [`Restored`].
+    pub undo: Option<u64>,
+    /// Paths at which mounts were detached.
+    pub detached: Vec<TreePath>,
+    /// As for [`Restored`]; empty for a new head.
     pub changes: Changes,
 }
 

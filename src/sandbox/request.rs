@@ -4,6 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use crate::sandbox::transfer::Stream;
 use crate::timeline::apply::protected::Consent;
 use crate::types::{LayerId, TreePath, digits};
 
@@ -130,6 +131,40 @@ pub struct MergeTerms {
     pub units: Vec<Vec<u8>>,
     /// As for [`Request::Restore`].
     pub detach_mounts: bool,
+}
+
+/// The terms of an export.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ExportTerms {
+    /// The state.
+    pub state: Rev,
+    /// Exports only the difference to this state.
+    pub since: Option<Rev>,
+    /// Whether the archive becomes a layer, in which the names of whiteouts have a meaning.
+    pub is_layer: bool,
+    /// The end of a pipe for the archive.
+    #[serde(skip)]
+    pub stream: Stream,
+}
+
+/// The terms of an import.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ImportTerms {
+    /// A name of the archives, for people.
+    pub name: String,
+    /// The head whose tree is replaced; a new one if there is none of this name. `None` for the
+    /// head of the request.
+    pub into: Option<String>,
+    /// The state that the archives change. `None` if they are a whole tree.
+    pub onto: Option<Rev>,
+    /// Whether the archives are layers of an image.
+    pub is_layers: bool,
+    /// As for [`Request::Restore`].
+    pub detach_mounts: bool,
+    /// The end of a pipe with the archives, as [`FrameWriter`](super::transfer::FrameWriter)
+    /// writes them.
+    #[serde(skip)]
+    pub stream: Stream,
 }
 
 /// A request to a sandbox. [`Sandbox::handle`](crate::sandbox::Sandbox::handle) answers it with the
@@ -275,6 +310,10 @@ pub enum Request {
     Forks,
     /// Merges another head into this one.
     Merge(MergeTerms),
+    /// Writes a state as a tar archive to a pipe.
+    Export(ExportTerms),
+    /// Replaces the tree by that of archives from a pipe.
+    Import(ImportTerms),
     /// Removes a head that is not mounted. [`Request::Gc`] frees what only it needed.
     DropFork {
         /// The name of the head.
@@ -283,6 +322,15 @@ pub enum Request {
 }
 
 impl Request {
+    /// The pipe that travels beside the request.
+    pub(crate) fn stream(&self) -> Option<&Stream> {
+        match self {
+            Request::Export(terms) => Some(&terms.stream),
+            Request::Import(terms) => Some(&terms.stream),
+            _ => None,
+        }
+    }
+
     /// Whether the reply has a list of changes.
     pub(crate) fn is_listed(&self) -> bool {
         match self {
@@ -292,6 +340,7 @@ impl Request {
             | Request::Discard { .. }
             | Request::OpRestore { .. }
             | Request::Merge(_)
+            | Request::Import(_)
             | Request::Apply { .. } => true,
             Request::Status
             | Request::Log
@@ -309,6 +358,7 @@ impl Request {
             | Request::Info
             | Request::Fork { .. }
             | Request::Forks
+            | Request::Export(_)
             | Request::DropFork { .. } => false,
         }
     }

@@ -277,6 +277,8 @@ pub enum OpVerb {
     DropFork,
     /// Another head was merged into this one. The description has its name.
     Merge,
+    /// The tree was replaced by that of an archive. The description has its name.
+    Import,
 }
 
 /// A record of `identities`.

@@ -111,6 +111,14 @@ impl Timeline {
         Ok(layer.layer())
     }
 
+    /// Checks that a head of this name can be made.
+    ///
+    /// # Errors
+    /// As [`Timeline::fork`].
+    pub fn check_new_head(&self, name: &str) -> Result<()> {
+        self.check_new_names(&[name.to_owned()])
+    }
+
     fn check_new_names(&self, names: &[String]) -> Result<()> {
         let known: BTreeSet<String> = self.store.head_names().into_iter().collect();
         let mut new = BTreeSet::new();

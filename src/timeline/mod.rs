@@ -20,10 +20,12 @@ mod dedup;
 pub mod diff;
 mod dormant;
 mod edits;
+pub mod export;
 pub mod forks;
 pub mod fsck;
 pub mod gc;
 pub mod heads;
+pub mod import;
 mod journal;
 mod lineage;
 pub mod merge;
@@ -263,5 +265,6 @@ pub fn verb_text(verb: OpVerb) -> &'static str {
         OpVerb::Fork => "fork",
         OpVerb::DropFork => "drop fork",
         OpVerb::Merge => "merge",
+        OpVerb::Import => "import",
     }
 }

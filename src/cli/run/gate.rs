@@ -23,6 +23,9 @@ pub(super) fn gate(request: &Request) -> Result<()> {
         Request::Hold { held: false, .. } => {
             ("release a checkpoint", "release it when the command has ended")
         }
+        // A pipe that its other end does not serve keeps collections waiting.
+        Request::Export(_) => ("export", "export when the command has ended"),
+        Request::Import(_) => ("import", "import when the command has ended"),
         Request::DropFork { .. } => ("drop a fork", "drop it when the command has ended"),
         // No `_`: each new request must be judged here.
         Request::Info

@@ -77,7 +77,7 @@ pub fn changes(old: &State, new: &State) -> FsResult<Vec<PathChange>> {
 /// # Errors
 /// Those of reading the base.
 pub fn compare_for_apply<'a>(old: &'a State, new: &'a State) -> FsResult<Comparison<'a>> {
-    Ok(Comparison::new(old, new, false, Look::Everywhere, &read_names)?.with_base())
+    Ok(compare_paths(old, new)?.with_base())
 }
 
 /// Walks what differs from `old` to `new`, with renames, and compares bytes where only they can
@@ -89,8 +89,17 @@ pub fn compare<'a>(old: &'a State, new: &'a State) -> FsResult<Comparison<'a>> {
     Comparison::new(old, new, true, Look::Everywhere, &read_names)
 }
 
-/// The same, as far as the records tell: a file that was written differs, also if its bytes are
-/// equal. No content is read.
+/// Walks what differs from `old` to `new` path by path: no node moves, and a path also differs if
+/// another node stands there that looks the same.
+///
+/// # Errors
+/// Those of reading the base.
+pub fn compare_paths<'a>(old: &'a State, new: &'a State) -> FsResult<Comparison<'a>> {
+    Comparison::new(old, new, false, Look::Everywhere, &read_names)
+}
+
+/// The same as [`compare`], as far as the records tell: a file that was written differs, also if
+/// its bytes are equal. No content is read.
 ///
 /// # Errors
 /// Those of reading the base.

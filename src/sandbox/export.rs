@@ -1,0 +1,142 @@
+//! Exports a state to a pipe, and imports archives from one.
+
+use std::sync::atomic::Ordering;
+
+use nix::unistd::geteuid;
+
+use crate::error::{Attempt, Result};
+use crate::fs::State;
+use crate::sandbox::{
+    Detail, ExportTerms, Exported, ImportTerms, Imported, Restored, Rev, Sandbox,
+};
+use crate::timeline::diff::PathChange;
+use crate::timeline::export;
+use crate::timeline::import::{Limits, Onto, Received};
+use crate::timeline::mounts::Mounts;
+use crate::timeline::restore::RestoreOutcome;
+
+impl Sandbox {
+    /// Writes a state, or its difference to an older one, as a tar archive to the pipe.
+    pub(super) fn export(&self, terms: &ExportTerms, interrupts: u64) -> Result<Exported> {
+        let go = || self.interrupts.load(Ordering::SeqCst) == interrupts;
+        let state = self.fixed_state(&terms.state)?;
+        let since = terms.since.as_ref().map(|rev| self.fixed_state(rev)).transpose()?;
+        let what = export::Exported {
+            state: &state,
+            since: since.as_ref(),
+            since_base: terms.since == Some(Rev::Base),
+            is_layer: terms.is_layer,
+        };
+        let outcome = export::export(&what, terms.stream.sink(&go)?, &go)?;
+        Ok(Exported {
+            entries: outcome.entries,
+            bytes: outcome.bytes,
+            skipped: outcome.skipped,
+            skipped_count: outcome.skipped_count,
+        })
+    }
+
+    /// The state that `rev` names. A tree as it is now is sealed first, so that programs that go on
+    /// writing do not change it.
+    fn fixed_state(&self, rev: &Rev) -> Result<State> {
+        let target = match rev {
+            Rev::Now => self.timeline.seal_for_other("before export")?,
+            Rev::Head { head, back: 0 } => {
+                self.seen_head(head)?.timeline.seal_for_other("before export")?
+            }
+            Rev::Back(_) | Rev::Base | Rev::Id(_) | Rev::Name(_) | Rev::Head { .. } => {
+                self.target(rev)?
+            }
+        };
+        self.timeline.state_of(target)
+    }
+
+    /// Replaces the tree of this head, or of another one, by that of archives from the pipe.
+    pub(super) fn import(&self, terms: &ImportTerms, interrupts: u64) -> Result<Imported> {
+        let Some(into) = terms.into.as_deref().filter(|into| *into != self.head_name()) else {
+            return self.import_here(terms, self, interrupts);
+        };
+        if self.timeline.head_list()?.iter().any(|head| head.name == into) {
+            let other = self.seen_head(into)?;
+            return other.import_here(terms, self, interrupts);
+        }
+        self.check_seen(into)?;
+        self.timeline.check_new_head(into)?;
+        let received = self.receive(terms, self, interrupts)?;
+        let made = self.timeline.fork(&[into.to_owned()], Some(received.target));
+        made.inspect_err(|error| {
+            if !error.is_done {
+                self.timeline.drop_received(received);
+            }
+        })?;
+        let nothing = Restored {
+            to: terms.name.clone(),
+            before: None,
+            undo: None,
+            detached: Vec::new(),
+            changes: self.lister(Detail::NameStatus).finish(),
+        };
+        Ok(imported(terms, into, received, nothing, true))
+    }
+
+    /// Imports into this head. `asked` is the sandbox that the request was sent to.
+    fn import_here(
+        &self,
+        terms: &ImportTerms,
+        asked: &Sandbox,
+        interrupts: u64,
+    ) -> Result<Imported> {
+        let received = self.receive(terms, asked, interrupts)?;
+        let mounts = if terms.detach_mounts { Mounts::Detach } else { Mounts::Refuse };
+        let mut lister = self.lister(Detail::NameStatus);
+        let mut list = |from: &State, to: &State, change: PathChange| lister.add(from, to, &change);
+        let shown = self.timeline.show_received(received, &terms.name, (mounts, &mut list));
+        let RestoreOutcome { before, undo, detached } = shown.inspect_err(|error| {
+            if !error.is_done {
+                self.timeline.drop_received(received);
+            }
+        })?;
+        let changes = lister.finish();
+        let restored = Restored { to: terms.name.clone(), before, undo, detached, changes };
+        Ok(imported(terms, self.head_name(), received, restored, false))
+    }
+
+    fn receive(&self, terms: &ImportTerms, asked: &Sandbox, interrupts: u64) -> Result<Received> {
+        let go = || asked.interrupts.load(Ordering::SeqCst) == interrupts;
+        let state = match &terms.onto {
+            None | Some(Rev::Now) => self.timeline.seal_for_import()?,
+            Some(rev) => self.target(rev)?,
+        };
+        let onto = Onto {
+            state,
+            only_changes: terms.onto.is_some(),
+            has_whiteouts: terms.is_layers || terms.onto.is_some(),
+        };
+        let space = self.fs().statfs().attempt(|| "measure the free space")?;
+        let content = space.available.saturating_mul(u64::from(space.block_size));
+        let devices = geteuid().is_root();
+        let limits = Limits { content, devices, ..Limits::default() };
+        let mut archives = terms.stream.frames(&go)?;
+        self.timeline.receive(&mut archives, onto, limits, &terms.name)
+    }
+}
+
+fn imported(
+    terms: &ImportTerms,
+    head: &str,
+    received: Received,
+    restored: Restored,
+    is_new_head: bool,
+) -> Imported {
+    Imported {
+        name: terms.name.clone(),
+        head: head.to_owned(),
+        is_new_head,
+        entries: received.entries,
+        left_out: received.left_out,
+        before: restored.before,
+        undo: restored.undo,
+        detached: restored.detached,
+        changes: restored.changes,
+    }
+}

@@ -28,6 +28,11 @@ pub mod fuse {
 pub mod jail {
     pub use crate::jail::*;
 }
+/// The items of the internal module `registry`.
+#[cfg(feature = "registry")]
+pub mod registry {
+    pub use crate::registry::*;
+}
 /// The items of the internal module `run`.
 pub mod run {
     pub use crate::run::*;

@@ -26,6 +26,8 @@ pub mod error;
 mod fs;
 mod fuse;
 mod jail;
+#[cfg(feature = "registry")]
+mod registry;
 mod run;
 pub mod sandbox;
 mod store;

@@ -18,7 +18,7 @@ const RANKS: &[&[&str]] = &[
     &["error"],
     &["sys"],
     &["tree"],
-    &["store", "base", "jail"],
+    &["store", "base", "jail", "registry"],
     &["fs"],
     &["timeline"],
     &["sandbox"],

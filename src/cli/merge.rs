@@ -31,7 +31,8 @@ pub(super) struct Merge {
     /// Only list what would change
     #[arg(long)]
     dry_run: bool,
-    /// Write conflicts of text into the files, between '<<<<<<<' and '>>>>>>>'
+    /// Merge conflicts as well: text gets both sides, between '<<<<<<<' and '>>>>>>>'; of anything
+    /// else this head's side stays, and beside it is the other one as 'PATH~NAME'
     #[arg(long)]
     markers: bool,
     /// Decide conflicts at and below PATH for this head
@@ -118,10 +119,8 @@ impl Merge {
     fn conflict(&self, merged: &Merged) -> Error {
         let paths = format::paths(merged.conflict_count);
         let reason = format!("both heads changed {paths} differently; nothing is changed");
-        Error::new(Kind::Conflict, format!("merge '{}'", self.other), reason).hint(
-            "decide with --ours PATH or --theirs PATH, or write conflicts of text into the files \
-             with --markers",
-        )
+        Error::new(Kind::Conflict, format!("merge '{}'", self.other), reason)
+            .hint("decide with --ours PATH or --theirs PATH, or keep both sides with --markers")
     }
 }
 

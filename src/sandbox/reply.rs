@@ -274,7 +274,7 @@ pub struct Status {
     /// Whether a sync of the store failed. Then the tree is read-only until the next mount, and
     /// changes that were not synced before may be lost.
     pub sync_failed: bool,
-    /// The files with conflict markers of a merge.
+    /// The files with conflict markers of a merge, and what it put beside others.
     pub unresolved: Vec<TreePath>,
     /// `Some` if an apply failed and its rollback is not finished: the paths of the base that are
     /// not rolled back, with the reason. The root stands for a reason without a path.
@@ -353,7 +353,7 @@ pub struct Merged {
     pub conflicts: Vec<(TreePath, String, String)>,
     /// The number of all conflicts.
     pub conflict_count: u64,
-    /// Files with conflict markers.
+    /// Files with conflict markers, and the copies of the other head's side that are beside ours.
     pub unresolved: Vec<TreePath>,
     /// The automatic seal with the tree as it was before.
     pub before: Option<LayerId>,

@@ -257,15 +257,16 @@ fn records_of_heads() {
     let merge = MergePoint { layer: LayerId(8), into: LayerId(20), since: LayerId(300) };
     let unresolved = [TreePath::parse(b"a").unwrap()].into();
     check(&[
-        (HeadRecord::first(LayerId(300)), "fb2c01000000"),
+        (HeadRecord::first(LayerId(300)), "fb2c0100000000"),
         (
             HeadRecord {
                 layer: LayerId(300),
                 forked_from: Some(fork),
                 merged: [("a".to_owned(), merge)].into(),
                 unresolved,
+                beside: [TreePath::parse(b"b").unwrap()].into(),
             },
-            "fb2c0101046d61696e070305090101610814fb2c01010161",
+            "fb2c0101046d61696e070305090101610814fb2c01010161010162",
         ),
     ]);
 }

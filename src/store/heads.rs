@@ -198,14 +198,19 @@ impl Store {
         self.put_head(name, &record)
     }
 
-    /// Records the files of a head that have conflict markers.
+    /// Records the files of a head that have conflict markers, and the paths that are copies of the
+    /// other side of a conflict.
     ///
     /// # Errors
     /// As [`Store::set_head`].
-    pub fn set_unresolved(&self, name: &str, paths: BTreeSet<TreePath>) -> Result<()> {
+    pub fn set_unresolved(
+        &self,
+        name: &str,
+        (marked, beside): (BTreeSet<TreePath>, BTreeSet<TreePath>),
+    ) -> Result<()> {
         let missing = || Error::damage(format!("read head '{name}'"), "it is missing");
         let mut record = self.head(name)?.ok_or_else(missing)?;
-        record.unresolved = paths;
+        (record.unresolved, record.beside) = (marked, beside);
         self.require_format(FORMAT_WITH_FORKS)?;
         self.put_head(name, &record)
     }

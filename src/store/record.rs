@@ -154,8 +154,10 @@ pub struct HeadRecord {
     pub forked_from: Option<ForkPoint>,
     /// The heads that were merged into this one, by name.
     pub merged: BTreeMap<String, MergePoint>,
-    /// The files into which the last merge wrote conflict markers. Some may have none any more.
+    /// The files into which merges wrote conflict markers. Some may have none any more.
     pub unresolved: BTreeSet<TreePath>,
+    /// The paths at which merges put the other side of a conflict. Some may be gone.
+    pub beside: BTreeSet<TreePath>,
 }
 
 impl HeadRecord {
@@ -166,12 +168,14 @@ impl HeadRecord {
             forked_from: None,
             merged: BTreeMap::new(),
             unresolved: BTreeSet::new(),
+            beside: BTreeSet::new(),
         }
     }
 
     /// Whether the record is one of a head that was neither forked nor merged.
     pub fn is_first(&self) -> bool {
-        self.forked_from.is_none() && self.merged.is_empty() && self.unresolved.is_empty()
+        let is_resolved = self.unresolved.is_empty() && self.beside.is_empty();
+        self.forked_from.is_none() && self.merged.is_empty() && is_resolved
     }
 
     /// The layers of this head have at least this number. An earlier head of the same name may have

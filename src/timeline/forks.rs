@@ -67,6 +67,7 @@ impl Timeline {
             forked_from: Some(point),
             merged: BTreeMap::new(),
             unresolved: BTreeSet::new(),
+            beside: BTreeSet::new(),
         };
         // An earlier head of the same name may have left its history.
         names.iter().try_for_each(|name| self.store.remove_edits(name)).map_err(during)?;
@@ -182,35 +183,50 @@ impl Timeline {
 }
 
 impl Timeline {
-    /// Records the files into which a merge is about to write conflict markers, and those that
-    /// still have some of an earlier merge.
+    /// Records the files into which a merge is about to write conflict markers, and the paths at
+    /// which it puts the other side of a conflict beside ours. What is unresolved of earlier merges
+    /// stays recorded.
     ///
     /// # Errors
     /// A failure of the store.
-    pub(super) fn note_unresolved(&self, paths: &[TreePath]) -> Result<()> {
-        if paths.is_empty() {
+    pub(super) fn note_unresolved(&self, marked: &[TreePath], beside: &[TreePath]) -> Result<()> {
+        if marked.is_empty() && beside.is_empty() {
             return Ok(());
         }
-        let mut all: BTreeSet<TreePath> = self.unresolved()?.into_iter().collect();
-        all.extend(paths.iter().cloned());
+        let (mut all_marked, mut all_beside) = self.still_unresolved()?;
+        all_marked.extend(marked.iter().cloned());
+        all_beside.extend(beside.iter().cloned());
+        let all = (all_marked, all_beside);
         self.with_reserve(|| self.store.set_unresolved(&self.head, all.clone()))
     }
 
-    /// The files into which merges wrote conflict markers, as far as they still have some.
+    /// The files into which merges wrote conflict markers, as far as they still have some; and the
+    /// paths that merges put beside others, as far as they are still there.
     ///
     /// # Errors
     /// Damage of the head's record, or a failure of reading the files.
     pub fn unresolved(&self) -> Result<Vec<TreePath>> {
-        let record = self.store.head(&self.head)?;
-        let mut unresolved = Vec::new();
+        let (marked, beside) = self.still_unresolved()?;
+        Ok(marked.union(&beside).cloned().collect())
+    }
+
+    fn still_unresolved(&self) -> Result<(BTreeSet<TreePath>, BTreeSet<TreePath>)> {
+        let Some(record) = self.store.head(&self.head)? else { return Ok(Default::default()) };
         let state = self.fs.state();
-        for path in record.into_iter().flat_map(|record| record.unresolved) {
+        let (mut marked, mut beside) = (BTreeSet::new(), BTreeSet::new());
+        for path in record.unresolved {
             let has_markers = merge::has_markers(&state, &path);
             if has_markers.attempt(|| format!("read '{path}'"))? {
-                unresolved.push(path);
+                marked.insert(path);
             }
         }
-        Ok(unresolved)
+        for path in record.beside {
+            let found = state.resolve(&path).attempt(|| format!("find '{path}'"))?;
+            if found.ino().is_some() {
+                beside.insert(path);
+            }
+        }
+        Ok((marked, beside))
     }
 }
 

@@ -159,6 +159,13 @@ impl Tree {
         if range.is_empty() || range.end > *size {
             return Err(Misfit::BEYOND_THE_END);
         }
+        if self.is_apart(ino, range) {
+            // A replay maps most ranges once, so most of its edits need one search.
+            if let Some(source) = to {
+                self.extents.insert((ino, range.start), Extent { len: range.len(), source });
+            }
+            return Ok(());
+        }
         self.punch(ino, range);
         if let Some(source) = to {
             self.insert_joined(ino, range, source);
@@ -169,6 +176,14 @@ impl Tree {
     /// Removes all extents at and after `from`.
     pub(super) fn drop_extents(&mut self, ino: Ino, from: u64) {
         self.punch(ino, ByteRange { start: from, end: u64::MAX });
+    }
+
+    /// Whether no extent overlaps `range` or touches it.
+    fn is_apart(&self, ino: Ino, range: ByteRange) -> bool {
+        match self.extents.at_or_before(&(ino, range.end)) {
+            Some((key, extent)) if key.0 == ino => key.1 + extent.len < range.start,
+            _ => true,
+        }
     }
 
     /// Turns `range` into a hole.

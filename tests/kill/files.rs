@@ -185,7 +185,8 @@ impl Tree {
     }
 
     /// Whether the tree that was read is this one with a write half done: all else is equal, and
-    /// each block of the written file is the old or the new one, up to some length in between.
+    /// each block of the written file begins with new bytes and ends with old ones. The kill can
+    /// end the copy into the pool at a page of the pool, which can be any byte of the file.
     pub fn is_torn_by(&self, op: &Op, found: &Tree) -> bool {
         let (Op::Write { path, .. } | Op::Append { path, .. }) = op else { return false };
         let mut after = self.clone();
@@ -200,10 +201,12 @@ impl Tree {
             return false;
         }
         let torn = is_bytes.chunks(BLOCK).enumerate().all(|(at, block)| {
-            let of = |bytes: &[u8]| {
-                bytes.get(at * BLOCK..).map(|rest| rest.starts_with(block)).unwrap_or(false)
+            let of = |bytes: &'_ [u8]| -> Vec<u8> {
+                bytes.iter().skip(at * BLOCK).take(block.len()).copied().collect()
             };
-            of(old) || of(new)
+            let (old, new) = (of(old), of(new));
+            let done = block.iter().zip(&new).take_while(|(is, new)| is == new).count();
+            block == new || old.get(done..) == block.get(done..)
         });
         let mut rest = self.clone();
         rest.content_mut(path).bytes = Arc::clone(is_bytes);

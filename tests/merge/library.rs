@@ -157,6 +157,98 @@ fn a_conflict_changes_nothing_and_markers_are_listed_until_they_are_gone() {
 }
 
 #[test]
+fn markers_keep_both_sides_and_status_lists_the_copy_until_it_is_gone() {
+    let place = Place::new();
+    let (main, fork) = place.forked();
+    put(&main, "dir/c", "\0main");
+    put(&fork, "dir/c", "\0try");
+    put(&main, "b", "main\n");
+    fork.fs().unlink(NodeId::ROOT, &name("b")).unwrap();
+    let dry = MergeTerms { markers: true, dry_run: true, ..terms("try") };
+    let copies = [path("b~try"), path("dir/c~try")];
+    assert_eq!(try_merge(&main, dry).unwrap().unresolved, copies);
+    let merged = try_merge(&main, MergeTerms { markers: true, ..terms("try") }).unwrap();
+    assert_eq!((merged.conflicts.len(), &merged.unresolved[..]), (0, &copies[..]));
+    drop((main, fork));
+    let main = place.open();
+    assert_eq!(
+        (get(&main, "dir/c").as_str(), get(&main, "dir/c~try").as_str()),
+        ("\0main", "\0try")
+    );
+    assert_eq!(
+        (get(&main, "b").as_str(), get(&main, "b~try").as_str()),
+        ("main\n", "'try': removed\n")
+    );
+    let unresolved = || match main.handle(Request::Status).unwrap() {
+        Reply::Status(status) => status.unresolved,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(unresolved(), copies);
+    main.fs().unlink(NodeId::ROOT, &name("b~try")).unwrap();
+    assert_eq!(unresolved(), copies[1..]);
+    // The next merge begins with this one, and the copy is a file of its own.
+    put(&main.head("try").unwrap(), "dir/c", "\0again");
+    merge(&main, "try");
+    assert_eq!(get(&main, "dir/c~try"), "\0try");
+    let undo = Request::OpRestore { op: merged.undo.unwrap(), detach_mounts: false };
+    main.handle(undo).unwrap();
+    assert_eq!(unresolved(), Vec::new());
+    drop(main);
+    let checked = Sandbox::check_store(&place.store, true).unwrap();
+    assert_eq!(checked.problems, Vec::<String>::new());
+}
+
+fn apply(sandbox: &Sandbox) {
+    let apply = Request::Apply {
+        paths: Vec::new(),
+        dry_run: false,
+        undo: false,
+        consent: Default::default(),
+    };
+    match sandbox.handle(apply).unwrap() {
+        Reply::Applied(applied) => assert_eq!(applied.conflicts, Vec::new()),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn heads_merge_around_an_apply_and_a_gc() {
+    let both = "1 main\n2\n3\n4\n5\n6 try\n";
+    for into_main in [true, false] {
+        let place = Place::new();
+        let (main, fork) = place.forked();
+        put(&main, "a", "1 main\n2\n3\n4\n5\n6\n");
+        put(&main, "new", "main\n");
+        put(&fork, "a", "1\n2\n3\n4\n5\n6 try\n");
+        put(&fork, "b", "try\n");
+        apply(&main);
+        // After the apply both go on.
+        put(&main, "dir/c", "main\n");
+        put(&fork, "dir/d", "try\n");
+        let gc = Request::Gc { operations: 0, keep: Some(0), max_store: None, dry_run: false };
+        main.handle(gc.clone()).unwrap();
+        let (into, from) = if into_main { (&main, "try") } else { (&fork, "main") };
+        let merged = merge(into, from);
+        let expected = [("a", both), ("b", "try\n"), ("new", "main\n"), ("dir/c", "main\n")];
+        for (path, text) in expected.into_iter().chain([("dir/d", "try\n")]) {
+            assert_eq!(get(into, path), text, "{path} {into_main}");
+        }
+        assert!(merge(into, from).changes.is_empty(), "a second merge finds nothing");
+        apply(into);
+        for (path, text) in expected {
+            assert_eq!(host::read_to_string(place.base.join(path)).unwrap(), text, "{path}");
+        }
+        let undo = Request::OpRestore { op: merged.undo.unwrap(), detach_mounts: false };
+        into.handle(undo).unwrap();
+        assert_eq!(get(into, "dir/c"), if into_main { "main\n" } else { TEXT });
+        main.handle(gc).unwrap();
+        drop((main, fork));
+        let checked = Sandbox::check_store(&place.store, true).unwrap();
+        assert_eq!(checked.problems, Vec::<String>::new());
+    }
+}
+
+#[test]
 fn a_dry_run_lists_and_changes_nothing() {
     let place = Place::new();
     let (main, fork) = place.forked();

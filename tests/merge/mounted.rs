@@ -160,3 +160,42 @@ fn nothing_that_programs_write_during_a_merge_is_lost() {
         ["401", "400", "202"]
     );
 }
+
+#[test]
+fn markers_keep_both_sides_of_any_conflict() {
+    let pair = Pair::new(BASE);
+    pair.live.sh("rm top; mkdir n; echo in > n/x; chmod 700 dir; printf 'a\\0' > dir/bin");
+    shell(&pair.fork, "echo try > top; echo n > n; chmod 711 dir; printf 'b\\0' > dir/bin");
+    let said = pair.live.jailfs(&["merge", "try", "--markers"]);
+    for path in ["dir/bin~try", "dir~try", "n~try", "top~try"] {
+        assert!(said.contains(&format!("unresolved: {path}\n")), "{path}: {said}");
+        assert!(pair.live.jailfs(&["status"]).contains(path), "{path}");
+    }
+    let shown =
+        pair.live.sh("cat n/x n~try top~try; stat -c %a dir dir~try; cat dir/bin*; ls dir~try");
+    assert_eq!(shown, "in\nn\ntry\n700\n711\na\0b\0");
+    assert!(!pair.live.exists("top"));
+    pair.live.sh("rm -r top~try n~try dir~try dir/bin~try");
+    assert!(!pair.live.jailfs(&["status"]).contains("~try"));
+}
+
+#[test]
+fn a_fork_is_merged_after_an_apply_and_applied() {
+    let pair = Pair::new(BASE);
+    let mut in_dir = Shell::start(&pair.live.mnt.join("dir"));
+    pair.live.sh("sed -i s/1/one/ dir/text; echo new > new");
+    shell(&pair.fork, "sed -i s/9/nine/ dir/text; rm top");
+    pair.live.jailfs(&["apply"]);
+    assert_eq!(shell(&pair.fork, "head -1 dir/text; test ! -e new").trim(), "1");
+    pair.live.jailfs(&["merge", "try"]);
+    assert_eq!(
+        in_dir.run("head -1 text; tail -1 text; ls ..").replace('\n', " ").trim(),
+        "one nine dir new"
+    );
+    pair.live.jailfs(&["apply"]);
+    let base = pair.live.base.clone();
+    assert_eq!(
+        shell(&base, "sed -n '1p;9p' dir/text; ls").replace('\n', " ").trim(),
+        "one nine dir new"
+    );
+}

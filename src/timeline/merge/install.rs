@@ -1,11 +1,14 @@
 //! The edits that turn the tree of our head into the merged one.
 //!
-//! * Content of the other head refers to the pools of its sealed layers. No byte is copied.
+//! * Content of the other head refers to the pools of its sealed layers. No byte is copied, but
+//!   those of a base file that an apply changed since the heads parted: the reference would mean
+//!   other bytes in our head.
 //! * A name of the base that must not show gets a whiteout, as after any removal.
 //! * A directory that only the other head has is opaque, and each node in it has a record.
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use super::content::{hidden, record_of_theirs, write};
 use super::nodes::{Content, MergedNode};
 use super::three::{Head, Side, Three};
 use super::view::Slot;
@@ -13,8 +16,8 @@ use crate::error::{FsError, FsResult};
 use crate::fs::{Extents, Found, State};
 use crate::store::content::pool::PoolWriter;
 use crate::sys::clock;
-use crate::tree::{Body, Dentry, Edit, Hides, Meta, Misfit, Node, Source};
-use crate::types::{ByteRange, FileKind, Ino};
+use crate::tree::{Body, Dentry, Edit, Meta, Misfit, Node};
+use crate::types::{FileKind, Ino};
 
 /// A name with the nodes that our head and the merged tree have there.
 pub(super) type NameChange = (Slot, Option<Ino>, Option<Ino>);
@@ -57,7 +60,7 @@ pub(super) fn edits(
     {
         install.detach(slot)?;
     }
-    install.put_new(names, &lost)?;
+    install.put_new(names, &lost, pool)?;
     for ((dir, name), _, is) in names.iter().filter(|(slot, ..)| !lost.contains(&slot.0)) {
         if let Some(ino) = is {
             install.attach(&(*dir, name.clone()), *ino)?;
@@ -136,8 +139,7 @@ impl Install<'_> {
         let edited = nodes.iter().map(|node| node.ino);
         let all: BTreeSet<Ino> = dirs.chain(moved).chain(edited).collect();
         for ino in all.difference(lost) {
-            if let Found::Base(..) = self.ours().node(*ino)?
-                && let Some(path) = self.ours().place(*ino)
+            if let Found::Base(_, path, _) = self.ours().node(*ino)?
                 && self.state.tree.node(*ino).is_none()
             {
                 let (found, node) =
@@ -150,24 +152,15 @@ impl Install<'_> {
         Ok(())
     }
 
-    /// The file of the base that a name of the merged tree hides.
-    fn hidden(&self, dir: Ino, slot: &Slot) -> FsResult<Hides> {
-        let lower = self.state.lower_path(dir)?;
-        Ok(match self.state.find(dir, lower.as_ref(), &slot.1)? {
-            Found::Upper(_, hides) | Found::Nothing(hides) => hides,
-            Found::Base(ino, _, node) => Some(node.fingerprint(ino)),
-        })
-    }
-
     fn detach(&mut self, slot: &Slot) -> FsResult<()> {
         let dir = self.ours().real(slot.0);
-        let to = self.hidden(dir, slot)?.map(Dentry::Whiteout);
+        let to = hidden(&self.state, dir, &slot.1)?.map(Dentry::Whiteout);
         self.edit(Edit::Dentry { dir, name: slot.1.clone(), to })
     }
 
     fn attach(&mut self, slot: &Slot, ino: Ino) -> FsResult<()> {
         let (dir, ino) = (self.number(slot.0)?, self.number(ino)?);
-        let hides = self.hidden(dir, slot)?;
+        let hides = hidden(&self.state, dir, &slot.1)?;
         let to = Some(Dentry::Child { ino, hides });
         self.edit(Edit::Dentry { dir, name: slot.1.clone(), to })
     }
@@ -179,16 +172,19 @@ impl Install<'_> {
     }
 
     /// Puts the nodes that only the other head has.
-    fn put_new(&mut self, names: &[NameChange], lost: &BTreeSet<Ino>) -> FsResult<()> {
+    fn put_new(
+        &mut self,
+        names: &[NameChange],
+        lost: &BTreeSet<Ino>,
+        pool: &mut PoolWriter,
+    ) -> FsResult<()> {
         let mut put = BTreeSet::new();
         for ((dir, _), _, is) in names {
             let Some(ino) = is else { continue };
             if self.ours().node(*ino)?.ino().is_some() || lost.contains(dir) || !put.insert(*ino) {
                 continue;
             }
-            let theirs = self.three.head(Side::Theirs);
-            let (record, extents) = theirs.state().record(&theirs.node(*ino)?)?;
-            let mut node = Node::clone(&record);
+            let (mut node, extents) = self.record_of_theirs(*ino, pool)?;
             let subdirs = self.subdirs.get(ino).copied().unwrap_or(0);
             match &mut node.body {
                 Body::Dir { base } => {
@@ -207,6 +203,14 @@ impl Install<'_> {
         Ok(())
     }
 
+    /// The record of a node of the other head, and where its bytes are, in a form that means the
+    /// same in our head.
+    fn record_of_theirs(&self, ino: Ino, pool: &mut PoolWriter) -> FsResult<(Node, Extents)> {
+        let theirs = self.three.head(Side::Theirs);
+        let found = theirs.node(ino)?;
+        record_of_theirs((theirs.state(), &found), self.state.lower.epoch(), pool)
+    }
+
     fn map(&mut self, ino: Ino, extents: Extents) -> FsResult<()> {
         extents
             .into_iter()
@@ -221,11 +225,10 @@ impl Install<'_> {
         let (body, extents, rdev) = match &merged.content {
             Content::Ours => (node.body.clone(), None, node.meta.rdev),
             Content::Theirs => {
-                let theirs = self.three.head(Side::Theirs);
-                let (record, extents) = theirs.state().record(&theirs.node(merged.ino)?)?;
-                let body = match &record.body {
+                let (record, extents) = self.record_of_theirs(merged.ino, pool)?;
+                let body = match record.body {
                     Body::Dir { .. } => node.body.clone(),
-                    other => other.clone(),
+                    other => other,
                 };
                 (body, Some(extents), record.meta.rdev)
             }
@@ -289,14 +292,4 @@ impl Install<'_> {
         }
         Ok(())
     }
-}
-
-fn write(ino: Ino, bytes: &[u8], pool: &mut PoolWriter) -> FsResult<Extents> {
-    if bytes.is_empty() {
-        return Ok(Extents::new());
-    }
-    let range = ByteRange::at(0, bytes.len() as u64);
-    let offset = pool.allocate(ino, range, true);
-    pool.write(offset, bytes)?;
-    Ok(vec![(range, Source::Pool { layer: pool.layer(), offset })])
 }

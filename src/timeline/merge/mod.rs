@@ -4,14 +4,17 @@
 //! * Names and records merge apart: rename here and edit there give a renamed, edited file. Nodes
 //!   are followed by inode number.
 //! * A path that both heads changed differently is a conflict, and then nothing is changed, unless
-//!   the caller decides it.
+//!   the caller decides it, or wants markers: then a text gets both sides, and of anything else our
+//!   side stays and [`beside`] it is the other one.
 //! * Equal changes never conflict: bytes are compared where records differ.
 //! * A merge with an unchanged head gives the other one.
 //!
 //! [`three`] tells what the heads changed, [`names`] and [`nodes`] decide, [`install`] makes the
 //! edits. The cost is that of the changes of the heads.
 
+mod beside;
 mod conflict;
+mod content;
 mod fields;
 mod glob;
 mod install;
@@ -29,12 +32,13 @@ mod view;
 
 use std::collections::BTreeMap;
 
-use crate::error::FsResult;
+use crate::error::{FsError, FsResult};
 use crate::fs::State;
 use crate::store::content::pool::PoolWriter;
-use crate::tree::Edit;
+use crate::tree::{Edit, Misfit};
 use crate::types::{FileKind, TreePath};
 
+use beside::Kept;
 pub use conflict::{Conflict, Did};
 pub use fields::FieldDiff;
 pub use glob::Glob;
@@ -44,7 +48,7 @@ use nodes::{MergedNode, Nodes};
 pub use perform::MergeOutcome;
 pub use rules::Rules;
 use scope::Scope;
-use three::Three;
+use three::{Side, Three};
 use view::Places;
 
 /// The changes that a merge will make.
@@ -56,7 +60,11 @@ pub(in crate::timeline) struct Plan<'a> {
     /// out.
     conflicts: Vec<Conflict>,
     /// The files with markers.
-    unresolved: Vec<TreePath>,
+    marked: Vec<TreePath>,
+    /// The conflicts in which our side is kept, and the other side is put beside it.
+    kept: Vec<Kept>,
+    /// The name of the other head, for what is put beside.
+    label: &'a str,
 }
 
 /// Computes what a merge does, and passes it to `then`.
@@ -79,12 +87,16 @@ pub(in crate::timeline) fn with_plan<T>(
     for conflict in of_nodes.chain(scope.conflicts) {
         conflicts.entry(conflict.path.clone()).or_insert(conflict);
     }
+    let kept_nodes = nodes.kept.into_iter().map(|(_, kept)| kept);
+    let kept = names.kept.iter().cloned().chain(kept_nodes).chain(scope.kept).collect();
     then(&Plan {
         three: &three,
         names: names.changes(),
         nodes: nodes.merged,
         conflicts: conflicts.into_values().collect(),
-        unresolved: nodes.unresolved.into_iter().map(|(_, path)| path).collect(),
+        marked: nodes.unresolved.into_iter().map(|(_, path)| path).collect(),
+        kept,
+        label: rules.markers.as_ref().map_or("", |(_, theirs)| theirs),
     })
 }
 
@@ -108,15 +120,28 @@ impl Plan<'_> {
         &self.conflicts
     }
 
-    pub(in crate::timeline) fn unresolved(&self) -> &[TreePath] {
-        &self.unresolved
+    /// The files with markers.
+    pub(in crate::timeline) fn marked(&self) -> &[TreePath] {
+        &self.marked
     }
 
-    /// The edits that turn our head into the merged tree. Merged bytes are written to `pool`.
+    /// The edits that turn our head into the merged tree, and the paths at which they put the other
+    /// side of a conflict beside ours. Merged bytes are written to `pool`.
     ///
     /// # Errors
     /// Those of reading the base and of writing the pool.
-    pub(in crate::timeline) fn edits(&self, pool: &mut PoolWriter) -> FsResult<Vec<Edit>> {
-        install::edits(self.three, &self.names, &self.nodes, pool)
+    pub(in crate::timeline) fn edits(
+        &self,
+        pool: &mut PoolWriter,
+    ) -> FsResult<(Vec<Edit>, Vec<TreePath>)> {
+        let mut edits = install::edits(self.three, &self.names, &self.nodes, pool)?;
+        let mut merged = self.three.head(Side::Ours).state().clone();
+        for edit in &edits {
+            merged.tree.apply(edit).map_err(|Misfit(what)| FsError::Damage(what))?;
+        }
+        let kept = (self.kept.as_slice(), self.label);
+        let (copies, paths) = beside::copies(self.three, kept, merged, pool)?;
+        edits.extend(copies);
+        Ok((edits, paths))
     }
 }

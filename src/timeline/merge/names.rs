@@ -6,6 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use super::beside::Kept;
 use super::conflict::{Conflict, Did, at_name, of_node};
 use super::rules::Rules;
 use super::three::{Side, Three, Values};
@@ -21,6 +22,8 @@ pub(super) struct Names<'a> {
     picks: BTreeMap<Slot, Side>,
     /// By path, so that each path conflicts once.
     pub(super) conflicts: BTreeMap<TreePath, Conflict>,
+    /// Conflicts for which our head is picked, because the other side is put beside it.
+    pub(super) kept: Vec<Kept>,
 }
 
 impl<'a> Names<'a> {
@@ -33,7 +36,7 @@ impl<'a> Names<'a> {
         rules: &'a Rules,
         picks: BTreeMap<Slot, Side>,
     ) -> FsResult<Names<'a>> {
-        let mut names = Names { three, rules, picks, conflicts: BTreeMap::new() };
+        let mut names = Names { three, rules, picks, conflicts: BTreeMap::new(), kept: Vec::new() };
         loop {
             let before = names.picks.len();
             names.conflicts.clear();
@@ -109,20 +112,32 @@ impl<'a> Names<'a> {
     }
 
     /// Lets the caller's choice for `paths` pick a head, or adds a conflict at the first of them.
+    /// If the caller wants the other head's side beside ours, picks our head, and notes its node
+    /// `their`.
     fn decide(
         &mut self,
         paths: &[TreePath],
+        their: Option<Ino>,
         pick: impl FnOnce(&mut Self, Side),
         did: impl Fn(Side) -> FsResult<Did>,
     ) -> FsResult<()> {
-        if let Some(side) = self.rules.choice(paths) {
+        let path = paths.first().cloned().unwrap_or_default();
+        let choice = self.rules.choice(paths);
+        if let Some(side) = choice.or_else(|| self.rules.markers.as_ref().map(|_| Side::Ours)) {
             let before = self.picks.len();
             pick(self, side);
-            if self.picks.len() > before {
+            let is_picked = self.picks.len() > before;
+            if is_picked && choice.is_none() {
+                let found = their.map(|ino| self.three.head(Side::Theirs).node(ino)).transpose()?;
+                let theirs = found.filter(|found| found.ino().is_some());
+                let did = did(Side::Theirs)?;
+                let path = path.clone();
+                self.kept.push(Kept { path, theirs, did, only_attributes: false });
+            }
+            if is_picked {
                 return Ok(());
             }
         }
-        let path = paths.first().cloned().unwrap_or_default();
         let (ours, theirs) = (did(Side::Ours)?, did(Side::Theirs)?);
         let conflict = Conflict { path: path.clone(), ours, theirs };
         self.conflicts.entry(path).or_insert(conflict);
@@ -145,7 +160,8 @@ impl<'a> Names<'a> {
             }
             let did = |side| at_name(three, side, (values.base, values.of(side)));
             let paths = three.paths(slot)?;
-            self.decide(&paths, |names, side| names.pick_name(slot, values, side), did)?;
+            let pick = |names: &mut Self, side| names.pick_name(slot, values, side);
+            self.decide(&paths, values.of(Side::Theirs), pick, did)?;
         }
         Ok(())
     }
@@ -179,7 +195,7 @@ impl<'a> Names<'a> {
             let mut paths = three.paths(left)?;
             paths.extend(three.node_paths(ino)?);
             let did = |side| at_name(three, side, (Some(ino), None));
-            self.decide(&paths, |names, side| names.pick_node(ino, side), did)?;
+            self.decide(&paths, Some(ino), |names, side| names.pick_node(ino, side), did)?;
         }
         Ok(())
     }
@@ -203,7 +219,7 @@ impl<'a> Names<'a> {
                     false => of_node(three, of, ino),
                 };
                 let paths = three.node_paths(ino)?;
-                self.decide(&paths, |names, side| names.pick_node(ino, side), did)?;
+                self.decide(&paths, Some(ino), |names, side| names.pick_node(ino, side), did)?;
             }
         }
         Ok(())
@@ -225,7 +241,8 @@ impl<'a> Names<'a> {
                 }
                 let did = |side| at_name(three, side, (values.base, values.of(side)));
                 let paths = three.paths(slot)?;
-                self.decide(&paths, |names, side| names.pick_name(slot, values, side), did)?;
+                let pick = |names: &mut Self, side| names.pick_name(slot, values, side);
+                self.decide(&paths, values.of(Side::Theirs), pick, did)?;
             }
         }
         Ok(())
@@ -267,7 +284,7 @@ impl<'a> Names<'a> {
                 false => of_node(three, of, dir),
             };
             let paths = three.node_paths(dir)?;
-            self.decide(&paths, |names, side| names.pick_node(dir, side), did)?;
+            self.decide(&paths, Some(dir), |names, side| names.pick_node(dir, side), did)?;
         }
         Ok(())
     }
@@ -287,7 +304,7 @@ impl<'a> Names<'a> {
                 let to = three.head(side).paths_of(*dir)?.into_iter().next();
                 Ok(Did::RenamedTo(to.unwrap_or_default()))
             };
-            self.decide(&paths, |names, side| names.pick_node(*dir, side), did)?;
+            self.decide(&paths, Some(*dir), |names, side| names.pick_node(*dir, side), did)?;
         }
         Ok(())
     }

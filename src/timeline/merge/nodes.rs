@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use super::beside::Kept;
 use super::conflict::{Conflict, Did};
 use super::fields::FieldDiff;
 use super::lines;
@@ -42,6 +43,8 @@ pub(super) struct Nodes {
     pub(super) conflicts: Vec<(Ino, Conflict)>,
     /// Files with markers.
     pub(super) unresolved: Vec<(Ino, TreePath)>,
+    /// Conflicts in which our part is kept, and the other head's node is put beside it.
+    pub(super) kept: Vec<(Ino, Kept)>,
 }
 
 /// A node in a state.
@@ -105,6 +108,7 @@ impl Nodes {
         self.merged.retain(|node| there.contains(&node.ino));
         self.conflicts.retain(|(ino, _)| there.contains(ino));
         self.unresolved.retain(|(ino, _)| there.contains(ino));
+        self.kept.retain(|(ino, _)| there.contains(ino));
         Ok(())
     }
 
@@ -135,7 +139,13 @@ impl Nodes {
                 })
             };
             let (ours, theirs) = (did(Side::Ours)?, did(Side::Theirs)?);
-            self.conflicts.push((ino, Conflict { path, ours, theirs }));
+            if rules.markers.is_some() {
+                let found = Some(versions.theirs.found.clone());
+                let kept = Kept { path, theirs: found, did: theirs, only_attributes: true };
+                self.kept.push((ino, kept));
+            } else {
+                self.conflicts.push((ino, Conflict { path, ours, theirs }));
+            }
         }
         self.merged.push(MergedNode { ino, meta, xattrs, content });
         Ok(())

@@ -7,6 +7,7 @@
 //! * The head's record names the merged state only after the tree shows it. A crash in between lets
 //!   the next merge find changes that both heads have, and equal changes never conflict.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use super::{Conflict, Rules, late, with_plan};
@@ -30,7 +31,7 @@ const ATTEMPTS: u32 = 8;
 pub struct MergeOutcome {
     /// The paths that neither head wins, sorted. If there are any, nothing was changed.
     pub conflicts: Vec<Conflict>,
-    /// The files that got conflict markers.
+    /// The files that got conflict markers, and the copies of the other head's side, sorted.
     pub unresolved: Vec<TreePath>,
     /// The layer that the merge sealed with the state before it.
     pub before: Option<LayerId>,
@@ -42,11 +43,20 @@ pub struct MergeOutcome {
 }
 
 /// A plan as edits.
+#[derive(Default)]
 struct Planned {
     conflicts: Vec<Conflict>,
-    unresolved: Vec<TreePath>,
+    marked: Vec<TreePath>,
+    beside: Vec<TreePath>,
     /// None if there are conflicts.
     edits: Vec<Edit>,
+}
+
+impl Planned {
+    fn unresolved(&self) -> Vec<TreePath> {
+        let all: BTreeSet<&TreePath> = self.marked.iter().chain(&self.beside).collect();
+        all.into_iter().cloned().collect()
+    }
 }
 
 impl Timeline {
@@ -54,9 +64,9 @@ impl Timeline {
     /// `changes`. A `dry_run` changes nothing and finds out what would change.
     ///
     /// # Errors
-    /// [`Kind::Usage`] for this head itself; [`Kind::Failed`] if the heads lie over different
-    /// states of the base; those of the store, the base and the kernel. An error before the switch
-    /// changes nothing. An error after it says that the merge was done.
+    /// [`Kind::Usage`] for this head itself; [`Kind::NoStore`] if gc removed the base as the merge
+    /// base saw it; those of the store, the base and the kernel. An error before the switch changes
+    /// nothing. An error after it says that the merge was done.
     pub fn merge(
         &self,
         other: &Timeline,
@@ -85,24 +95,18 @@ impl Timeline {
             }
         }
         if dry_run || !foreseen.conflicts.is_empty() {
-            let Planned { conflicts, unresolved, .. } = foreseen;
+            let unresolved = foreseen.unresolved();
+            let conflicts = foreseen.conflicts;
             return Ok(MergeOutcome { conflicts, unresolved, ..MergeOutcome::default() });
         }
         self.carry_out(other, (&base, &attempt), rules, (mounts, changes))
     }
 
-    /// The state that both heads had in common last.
+    /// The state that both heads had in common last. Heads without one began with the base.
     fn merge_base(&self, other: &Timeline, attempt: &str) -> Result<State> {
-        let epoch = self.epoch();
-        let none = Target { layer: None, epoch };
-        let common = self.common_seal(self.head(), other.head())?.unwrap_or(none);
-        if common.epoch != epoch || other.epoch() != epoch {
-            let why = "an apply or its undo came between the two heads";
-            return Err(Error::new(Kind::Failed, attempt, why).hint(
-                "apply the other head as well, or copy files from its directory in '.jailfs/forks'",
-            ));
-        }
-        self.state_of(common)
+        let begin = Target { layer: None, epoch: self.epoch().min(other.epoch()) };
+        let common = self.common_seal(self.head(), other.head())?.unwrap_or(begin);
+        self.state_of(common).map_err(|error| error.during(attempt))
     }
 
     /// Seals both heads, and switches ours to the merged tree.
@@ -121,7 +125,8 @@ impl Timeline {
             let above = next.layer();
             let states = (base, &ours, &theirs);
             let planned = plan(states, rules, &mut next.pool).attempt(|| attempt)?;
-            let Planned { conflicts, unresolved, edits } = planned;
+            let unresolved = planned.unresolved();
+            let Planned { conflicts, marked, beside, edits } = planned;
             if !conflicts.is_empty() {
                 return Ok(MergeOutcome { conflicts, ..MergeOutcome::default() });
             }
@@ -130,7 +135,7 @@ impl Timeline {
             }
             let merged = with_edits(&ours, &edits).attempt(|| attempt)?;
             let detached = self.detached_mounts((&ours, &merged), &[], mounts)?;
-            self.note_unresolved(&unresolved)?;
+            self.note_unresolved(&marked, &beside)?;
             let seal = automatic(format!("before {attempt}"));
             let changed = self.fs().seal_and_change(next, seal, |now| {
                 let edits = late::onto(&ours, now, &edits).ok_or(FsError::Stale)?;
@@ -195,12 +200,12 @@ fn plan(
     pool: &mut PoolWriter,
 ) -> FsResult<Planned> {
     with_plan(states, rules, |plan| {
-        let is_possible = plan.conflicts().is_empty();
-        Ok(Planned {
-            conflicts: plan.conflicts().to_vec(),
-            unresolved: plan.unresolved().to_vec(),
-            edits: if is_possible { plan.edits(pool)? } else { Vec::new() },
-        })
+        let conflicts = plan.conflicts().to_vec();
+        if !conflicts.is_empty() {
+            return Ok(Planned { conflicts, ..Planned::default() });
+        }
+        let (edits, beside) = plan.edits(pool)?;
+        Ok(Planned { conflicts, marked: plan.marked().to_vec(), beside, edits })
     })
 }
 

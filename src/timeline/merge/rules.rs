@@ -15,7 +15,8 @@ pub struct Rules {
     pub theirs: Vec<TreePath>,
     /// Units besides `.git`.
     pub units: Vec<Glob>,
-    /// The names of both heads, if conflicts of text are written into the files.
+    /// The names of both heads, if both sides of a conflict are kept: text with markers, anything
+    /// else with the other side beside ours.
     pub markers: Option<(String, String)>,
 }
 

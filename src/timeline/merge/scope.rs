@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use super::beside::Kept;
 use super::conflict::{Conflict, Did};
 use super::fields::FieldDiff;
 use super::rules::{Rules, Unit};
@@ -16,6 +17,8 @@ pub(super) struct Scope {
     pub(super) names: BTreeMap<Slot, Side>,
     pub(super) nodes: BTreeMap<Ino, Side>,
     pub(super) conflicts: Vec<Conflict>,
+    /// Units of which our side is kept, and the other one is put beside it.
+    pub(super) kept: Vec<Kept>,
 }
 
 /// The changes of the heads in a unit.
@@ -25,7 +28,8 @@ struct Changes {
     theirs: bool,
     /// Whether the heads differ in the unit.
     differ: bool,
-    path: TreePath,
+    /// What the pattern matches.
+    paths: BTreeSet<TreePath>,
     names: Vec<Slot>,
     nodes: Vec<Ino>,
 }
@@ -99,14 +103,40 @@ impl Scope {
             if !(changes.ours && changes.theirs && changes.differ) {
                 continue;
             }
-            let path = changes.path;
-            let side = rules.choice(std::slice::from_ref(&path)).unwrap_or_else(|| {
+            let path = changes.paths.first().cloned().unwrap_or_default();
+            let choice = rules.choice(std::slice::from_ref(&path));
+            if choice.is_none() && rules.markers.is_some() {
+                self.keep(three, &changes.paths)?;
+            } else if choice.is_none() {
                 let (ours, theirs) = (Did::ChangedInside, Did::ChangedInside);
                 self.conflicts.push(Conflict { path, ours, theirs });
-                Side::Ours
-            });
+            }
+            let side = choice.unwrap_or(Side::Ours);
             self.names.extend(changes.names.into_iter().map(|slot| (slot, side)));
             self.nodes.extend(changes.nodes.into_iter().map(|ino| (ino, side)));
+        }
+        Ok(())
+    }
+}
+
+impl Scope {
+    /// Keeps our side of a unit, and notes what the other head has of it.
+    fn keep(&mut self, three: &Three<'_>, paths: &BTreeSet<TreePath>) -> FsResult<()> {
+        let state = three.head(Side::Theirs).state();
+        let before = self.kept.len();
+        let kept = |path: &TreePath, theirs| {
+            let (path, did) = (path.clone(), Did::ChangedInside);
+            Kept { path, theirs, did, only_attributes: false }
+        };
+        for path in paths {
+            let found = state.resolve(path)?;
+            if found.ino().is_some() {
+                self.kept.push(kept(path, Some(found)));
+            }
+        }
+        if self.kept.len() == before {
+            self.kept
+                .extend(paths.first().map(|path| Kept { did: Did::Removed, ..kept(path, None) }));
         }
         Ok(())
     }
@@ -146,10 +176,7 @@ fn units(three: &Three<'_>, rules: &Rules, scope: &Scope) -> FsResult<BTreeMap<U
 
 impl Changes {
     fn add(&mut self, path: TreePath) {
-        let is_first = self.names.is_empty() && self.nodes.is_empty();
-        if is_first || path < self.path {
-            self.path = path;
-        }
+        self.paths.insert(path);
     }
 }
 

@@ -7,9 +7,12 @@
 //! * Two new nodes of one kind at one name are one node without a past.
 //!
 //! So a node has one number in the table, which can differ from its number in a head.
+//!
+//! Each state reads the base as it was in its epoch. If an apply came between two states, the names
+//! and nodes that it touched may differ between them, like those of which the trees differ.
 
 use std::cell::RefCell;
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::rc::Rc;
 
 use super::fields::FieldDiff;
@@ -95,7 +98,7 @@ pub(super) struct Three<'a> {
 }
 
 impl<'a> Three<'a> {
-    /// Compares two heads with the merge base. All three lie over one epoch of the base.
+    /// Compares two heads with the merge base. They can lie over different epochs of the base.
     ///
     /// # Errors
     /// Those of reading the base.
@@ -118,7 +121,11 @@ impl<'a> Three<'a> {
         let views = [base, three.ours.view, three.theirs.view];
         let touched = three.ours.touched.iter().chain(&three.theirs.touched);
         let unseen = touched.filter(|ino| views.iter().any(|view| view.has_unseen_names(**ino)));
-        places.note_links(base.state.lower.names_of(&unseen.copied().collect())?);
+        let unseen: HashSet<Ino> = unseen.copied().collect();
+        let by_epoch = views.map(|view| (view.state.lower.epoch(), view));
+        for view in BTreeMap::from(by_epoch).values() {
+            view.note_links(&unseen)?;
+        }
         // Once a directory is found, the names in it can be compared.
         loop {
             while three.ours.find_replaced(base)? | three.theirs.find_replaced(base)? {}
@@ -263,17 +270,34 @@ impl<'a> Three<'a> {
     }
 }
 
+/// The paths of the base at which applies between the epochs of two states changed something.
+fn touched_between(a: &State, b: &State) -> BTreeSet<TreePath> {
+    let (a, b) = (&a.lower, &b.lower);
+    let mut touched = a.touched_until(b.epoch());
+    touched.extend(b.touched_until(a.epoch()));
+    touched
+}
+
 impl<'a> Head<'a> {
     fn new(base: View<'a>, view: View<'a>) -> FsResult<Head<'a>> {
         let diff = base.state.tree.diff(&view.state.tree);
-        let dirs = diff.names.iter().map(|(dir, _)| dir).chain(&diff.nodes);
-        for ino in dirs {
-            view.places.note_dir(&base.state.tree, *ino);
-            view.places.note_dir(&view.state.tree, *ino);
+        for ino in diff.names.iter().map(|(dir, _)| dir).chain(&diff.nodes) {
+            base.note_dir(*ino);
+            view.note_dir(*ino);
         }
-        let touched = diff.nodes.union(&diff.contents).copied().collect();
+        let mut touched: BTreeSet<Ino> = diff.nodes.union(&diff.contents).copied().collect();
         let mut names = BTreeSet::new();
         let mut todo: Vec<Slot> = diff.names.into_iter().collect();
+        for path in touched_between(base.state, view.state) {
+            for of in [&base, &view] {
+                let Some(ino) = of.note_at(&path)? else { continue };
+                touched.insert(ino);
+            }
+            let Some((above, name)) = path.split() else { continue };
+            for of in [&base, &view] {
+                todo.extend(of.note_at(&above)?.map(|dir| (dir, name.clone())));
+            }
+        }
         while let Some(slot) = todo.pop() {
             if names.contains(&slot) {
                 continue;
@@ -341,11 +365,6 @@ impl<'a> Head<'a> {
     /// Whether the record of a node may differ from that of the merge base.
     pub(super) fn is_touched(&self, ino: Ino) -> bool {
         self.real.contains_key(&ino) || self.touched.contains(&ino)
-    }
-
-    /// The known path of a node in the base.
-    pub(super) fn place(&self, ino: Ino) -> Option<TreePath> {
-        self.view.places.of(ino)
     }
 
     /// Finds new nodes that replace others. Returns whether there are any.

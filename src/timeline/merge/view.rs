@@ -1,55 +1,62 @@
 //! Looks at one state by inode number: which node a name has, and where a node is.
 //!
 //! A node that a tree has no record of is in the base, and only its path leads to it. So [`Places`]
-//! keeps the base path of each node that a lookup met. All three states of a merge lie over the
-//! same epoch of the base, so they share the paths.
+//! keeps the base path of each node that a lookup met.
+//!
+//! Each state of a merge reads the base as it was in its own epoch. A node has the same number in
+//! all epochs, but an apply can have moved it. So the paths are kept by epoch, and a path that is
+//! known of another epoch is only tried.
 
 use std::cell::RefCell;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use crate::error::{FsError, FsResult};
 use crate::fs::{Found, State};
-use crate::tree::{Body, Tree};
-use crate::types::{FileKind, Ino, Name, TreePath};
+use crate::tree::Body;
+use crate::types::{Epoch, FileKind, Ino, Name, TreePath};
 
 /// A name in a directory, which may have a node.
 pub(super) type Slot = (Ino, Name);
 
 /// The base paths of nodes that were met so far.
 #[derive(Default)]
-pub(super) struct Places {
-    known: RefCell<HashMap<Ino, TreePath>>,
+pub(super) struct Places(RefCell<BTreeMap<Epoch, InEpoch>>);
+
+/// The paths in one epoch of the base.
+#[derive(Default)]
+struct InEpoch {
+    known: HashMap<Ino, TreePath>,
     /// All base paths of files of which a tree mentions only other names.
-    links: RefCell<BTreeMap<TreePath, Ino>>,
+    links: BTreeMap<TreePath, Ino>,
 }
 
 impl Places {
-    /// Notes with which base path a directory of a tree merges.
-    pub(super) fn note_dir(&self, tree: &Tree, ino: Ino) {
-        if let Some(Body::Dir { base: Some(path) }) = tree.node(ino).map(|node| &node.body) {
-            self.known.borrow_mut().insert(ino, path.clone());
-        }
+    fn in_epoch<T>(&self, epoch: Epoch, then: impl FnOnce(&mut InEpoch) -> T) -> T {
+        then(self.0.borrow_mut().entry(epoch).or_default())
     }
 
-    /// Notes all base paths of some files.
-    pub(super) fn note_links(&self, links: BTreeMap<TreePath, Ino>) {
-        self.links.borrow_mut().extend(links);
+    fn note(&self, epoch: Epoch, ino: Ino, path: &TreePath) {
+        self.in_epoch(epoch, |places| places.known.insert(ino, path.clone()));
     }
 
-    fn links_of(&self, ino: Ino) -> Vec<TreePath> {
-        let links = self.links.borrow();
-        links.iter().filter(|(_, of)| **of == ino).map(|(path, _)| path.clone()).collect()
+    fn links_of(&self, epoch: Epoch, ino: Ino) -> Vec<TreePath> {
+        self.in_epoch(epoch, |places| {
+            let links = places.links.iter().filter(|(_, of)| **of == ino);
+            links.map(|(path, _)| path.clone()).collect()
+        })
     }
 
-    pub(super) fn note(&self, ino: Ino, path: &TreePath) {
-        self.known.borrow_mut().insert(ino, path.clone());
-    }
-
-    pub(super) fn of(&self, ino: Ino) -> Option<TreePath> {
+    /// The paths at which a node may be in an epoch: the one that is known, or else those of other
+    /// epochs.
+    fn of(&self, epoch: Epoch, ino: Ino) -> Vec<TreePath> {
         if ino == Ino::ROOT {
-            return Some(TreePath::root());
+            return vec![TreePath::root()];
         }
-        self.known.borrow().get(&ino).cloned()
+        let all = self.0.borrow();
+        if let Some(known) = all.get(&epoch).and_then(|places| places.known.get(&ino)) {
+            return vec![known.clone()];
+        }
+        all.values().filter_map(|places| places.known.get(&ino).cloned()).collect()
     }
 }
 
@@ -61,6 +68,42 @@ pub(super) struct View<'a> {
 }
 
 impl View<'_> {
+    fn epoch(&self) -> Epoch {
+        self.state.lower.epoch()
+    }
+
+    /// Notes that the base has a node at a path.
+    pub(super) fn note(&self, ino: Ino, path: &TreePath) {
+        self.places.note(self.epoch(), ino, path);
+    }
+
+    /// Notes and returns the node that the base has at a path.
+    ///
+    /// # Errors
+    /// Those of the base.
+    pub(super) fn note_at(&self, path: &TreePath) -> FsResult<Option<Ino>> {
+        let ino = self.state.lower.lookup(path)?.map(|(ino, _)| ino);
+        ino.iter().for_each(|ino| self.note(*ino, path));
+        Ok(ino)
+    }
+
+    /// Notes with which base path a directory of the tree merges.
+    pub(super) fn note_dir(&self, ino: Ino) {
+        if let Some(Body::Dir { base: Some(path) }) = self.state.tree.node(ino).map(|n| &n.body) {
+            self.note(ino, path);
+        }
+    }
+
+    /// Finds and notes all base paths of some files. This is a scan of the base.
+    ///
+    /// # Errors
+    /// Those of the base.
+    pub(super) fn note_links(&self, wanted: &HashSet<Ino>) -> FsResult<()> {
+        let links = self.state.lower.names_of(wanted)?;
+        self.places.in_epoch(self.epoch(), |places| places.links.extend(links));
+        Ok(())
+    }
+
     /// The node at a name.
     ///
     /// # Errors
@@ -69,7 +112,7 @@ impl View<'_> {
         let Some(lower) = self.lower_of(*dir)? else { return Ok(Found::Nothing(None)) };
         let found = self.state.find(*dir, lower.as_ref(), name)?;
         if let Found::Base(ino, path, _) = &found {
-            self.places.note(*ino, path);
+            self.note(*ino, path);
         }
         Ok(found)
     }
@@ -82,11 +125,15 @@ impl View<'_> {
         if self.state.tree.node(ino).is_some() {
             return Ok(Found::Upper(ino, None));
         }
-        let Some(path) = self.places.of(ino) else { return Ok(Found::Nothing(None)) };
-        match self.state.lower.lookup(&path)? {
-            Some((at, node)) if at == ino && self.shows(&path)? => Ok(Found::Base(ino, path, node)),
-            _ => Ok(Found::Nothing(None)),
+        for path in self.places.of(self.epoch(), ino) {
+            if let Some((at, node)) = self.state.lower.lookup(&path)?
+                && at == ino
+                && self.shows(&path)?
+            {
+                return Ok(Found::Base(ino, path, node));
+            }
         }
+        Ok(Found::Nothing(None))
     }
 
     /// The base path that a directory merges with. The outer `None` says that the state has no such
@@ -160,7 +207,7 @@ impl View<'_> {
             Found::Upper(..) => {
                 let tree = &self.state.tree;
                 paths.extend(tree.links(ino).filter_map(|(dir, name)| tree.path_in(dir, name)));
-                for path in self.places.links_of(ino) {
+                for path in self.places.links_of(self.epoch(), ino) {
                     let shown = self.shown_at(&path, ino)?.filter(|path| !paths.contains(path));
                     paths.extend(shown);
                 }
@@ -169,7 +216,7 @@ impl View<'_> {
                 None => paths.push(TreePath::root()),
                 Some((above, name)) => {
                     if let Some((dir, _)) = self.state.lower.lookup(&above)? {
-                        self.places.note(dir, &above);
+                        self.note(dir, &above);
                         paths.extend(self.dir_path(dir)?.map(|dir| dir.join(&name)));
                     }
                 }
@@ -183,7 +230,7 @@ impl View<'_> {
     fn shown_at(&self, path: &TreePath, ino: Ino) -> FsResult<Option<TreePath>> {
         let Some((above, name)) = path.split() else { return Ok(None) };
         let Some((dir, _)) = self.state.lower.lookup(&above)? else { return Ok(None) };
-        self.places.note(dir, &above);
+        self.note(dir, &above);
         if self.at(&(dir, name.clone()))?.ino() != Some(ino) {
             return Ok(None);
         }

@@ -32,7 +32,7 @@ impl Copies {
         let epochs = EpochDiff::between(now, then);
         for change in diff::changes_at(now, then, paths)? {
             if let Some(size) = epochs.needs_copy(then, &change.new)? {
-                let extents = copy(then, &change.new, size, pool)?;
+                let extents = copy_content(then, &change.new, size, pool)?;
                 copies.0.insert(change.path, extents);
             }
         }
@@ -48,7 +48,16 @@ impl Copies {
     }
 }
 
-fn copy(state: &State, found: &Found, size: u64, pool: &mut PoolWriter) -> FsResult<Extents> {
+/// Copies the data of a file of `size` bytes into `pool`. Holes stay holes.
+///
+/// # Errors
+/// Those of reading the base and of writing the store.
+pub(in crate::timeline) fn copy_content(
+    state: &State,
+    found: &Found,
+    size: u64,
+    pool: &mut PoolWriter,
+) -> FsResult<Extents> {
     let ino = found.ino().ok_or(FsError::NotFound)?;
     let mut extents = Extents::new();
     for range in state.data(found) {

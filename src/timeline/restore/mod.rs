@@ -12,7 +12,7 @@
 //! [`Timeline::restore`] replaces the whole tree, [`Timeline::restore_paths`] some paths of it.
 
 mod base_paths;
-mod copies;
+pub(in crate::timeline) mod copies;
 mod epochs;
 mod partial;
 

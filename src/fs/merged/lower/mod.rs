@@ -16,11 +16,11 @@ use crate::error::{FsError, FsResult};
 use crate::fs::merged::attr::{Attr, blocks};
 use crate::fs::merged::base_problems::BaseProblems;
 use crate::fs::merged::fingerprint;
-use crate::fs::merged::pre_images::PreHistory;
+use crate::fs::merged::pre_images::{PreHistory, PreImages};
 use crate::store::io::lru_cache::LruCache;
 use crate::store::record::PreNode;
 use crate::store::{ReadGuard, Store};
-use crate::tree::{Body, Meta, Xattrs};
+use crate::tree::{Body, Meta, Origin, Xattrs};
 use crate::types::{Epoch, FileKind, Fingerprint, Ino, Name, Timestamp, TreePath};
 
 pub use data::Extents;
@@ -227,6 +227,28 @@ impl Lower {
     /// The paths that applies touched after this epoch.
     pub fn touched_since(&self) -> BTreeSet<TreePath> {
         self.history.iter().skip(self.epoch.0 as usize).flat_map(|i| i.paths().cloned()).collect()
+    }
+
+    /// The paths that applies touched after this epoch and before the other one. None if the other
+    /// one is earlier.
+    pub fn touched_until(&self, other: Epoch) -> BTreeSet<TreePath> {
+        self.applies_between(self.epoch, other).flat_map(|i| i.paths().cloned()).collect()
+    }
+
+    /// Whether a reference to a base file means the same bytes in another epoch, because no apply
+    /// between the two touched the file.
+    pub fn is_same_in(&self, other: Epoch, origin: &Origin) -> bool {
+        let (from, to) = (self.epoch.min(other), self.epoch.max(other));
+        let is_touched = |images: &PreImages| {
+            let is_linked = images.linked.contains_key(&origin.print.ino);
+            is_linked || images.nodes.contains_key(&origin.path)
+        };
+        !self.applies_between(from, to).any(is_touched)
+    }
+
+    fn applies_between(&self, from: Epoch, to: Epoch) -> impl Iterator<Item = &PreImages> {
+        let count = to.0.saturating_sub(from.0) as usize;
+        self.history.iter().skip(from.0 as usize).take(count).map(|images| &**images)
     }
 }
 

@@ -1,10 +1,13 @@
 //! Merges of random trees are what the model says.
 
+mod beside;
+mod epochs;
 mod model;
 mod rules;
 
 use std::cell::RefCell;
 use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 use std::sync::Arc;
 
 use proptest::prelude::*;
@@ -15,6 +18,7 @@ use crate::base::Base;
 use crate::fs::merged::lower::Lower;
 use crate::fs::{Caller, Fs, RenameMode, SetAttr, SetXattr, State};
 use crate::jail::{Jail, Policy};
+use crate::store::layer::Upper;
 use crate::store::record::LayerKind;
 use crate::store::{Store, StoreOptions};
 use crate::tree::Tree;
@@ -24,6 +28,17 @@ use model::Snap;
 const CALLER: Caller = Caller { uid: 0, gid: 0 };
 /// Each new case makes layers, so a world is used for so many.
 const CASES_OF_WORLD: u32 = 100;
+
+/// Makes the directory with which all cases begin.
+fn make_base(base: &Path) {
+    std::fs::create_dir_all(base.join("a/s")).unwrap();
+    std::fs::create_dir_all(base.join("b")).unwrap();
+    for file in ["a/f", "a/s/g", "b/h", "l1", "top"] {
+        std::fs::write(base.join(file), "1\n2\n3\n4\n5\n6\n").unwrap();
+    }
+    std::fs::hard_link(base.join("l1"), base.join("b/l2")).unwrap();
+    std::os::unix::fs::symlink("top", base.join("k")).unwrap();
+}
 
 /// A base and a store, in which heads are made.
 pub(super) struct World {
@@ -37,13 +52,7 @@ impl World {
     pub(super) fn new() -> World {
         let dir = tempfile::tempdir().unwrap();
         let (base, store) = (dir.path().join("base"), dir.path().join("store"));
-        std::fs::create_dir_all(base.join("a/s")).unwrap();
-        std::fs::create_dir_all(base.join("b")).unwrap();
-        for file in ["a/f", "a/s/g", "b/h", "l1", "top"] {
-            std::fs::write(base.join(file), "1\n2\n3\n4\n5\n6\n").unwrap();
-        }
-        std::fs::hard_link(base.join("l1"), base.join("b/l2")).unwrap();
-        std::os::unix::fs::symlink("top", base.join("k")).unwrap();
+        make_base(&base);
         let path = base.as_os_str().as_bytes().to_vec();
         let base = Arc::new(Base::open(&base).unwrap());
         let options = StoreOptions { volatile: true, ..StoreOptions::default() };
@@ -53,7 +62,7 @@ impl World {
 
     /// A head that begins with the tree of a state.
     pub(super) fn head(&self, tree: &Tree) -> Fs {
-        let upper = self.store.create_layer(None, "main", Epoch(0), LayerKind::Continues).unwrap();
+        let upper = self.layer();
         let lower =
             Lower::new(Arc::clone(&self.base), Arc::clone(&self.store), Epoch(0), Vec::new());
         let jail = Jail {
@@ -65,20 +74,23 @@ impl World {
         Fs::new(Arc::clone(&self.store), tree.clone(), lower, upper, jail)
     }
 
+    fn layer(&self) -> Upper {
+        self.store.create_layer(None, "main", Epoch(0), LayerKind::Continues).unwrap()
+    }
+
     /// The tree that a merge makes of `ours`, or its conflicts.
     pub(super) fn merge(
         &self,
         states: (&State, &State, &State),
         rules: &Rules,
     ) -> Result<State, Vec<Conflict>> {
-        let mut next =
-            self.store.create_layer(None, "main", Epoch(0), LayerKind::Continues).unwrap();
+        let mut next = self.layer();
         let merged = with_plan(states, rules, |plan| {
             if !plan.conflicts().is_empty() {
                 return Ok(Err(plan.conflicts().to_vec()));
             }
             let mut state = states.1.clone();
-            let edits = plan.edits(&mut next.pool)?;
+            let (edits, _) = plan.edits(&mut next.pool)?;
             state.tree.validate(&edits).unwrap();
             for edit in &edits {
                 state.tree.apply(edit).unwrap();

@@ -29,8 +29,8 @@ pub struct Dormant {
 /// A mounted fork.
 pub struct Fork {
     pub head: Head,
-    /// Whether `main` was neither restored nor applied since they parted. Then a merge has no
-    /// conflict, and its result is known.
+    /// Whether `main` was not restored since they parted. Then a merge has no conflict, and its
+    /// result is known.
     is_clean: bool,
     /// The result of an operation that a kill interrupted.
     maybe: Option<Maybe>,
@@ -47,8 +47,6 @@ enum Maybe {
 /// The answer to a merge.
 enum MergeAnswer {
     Done(Vec<Value>),
-    /// An apply came between the heads.
-    Refused,
     Killed,
 }
 
@@ -268,10 +266,6 @@ impl World {
             self.count("merges");
             return MergeAnswer::Done(lines.collect());
         }
-        if why.contains("an apply or its undo came between the two heads") {
-            self.count("merges refused");
-            return MergeAnswer::Refused;
-        }
         control.failed(format!("merge {head} in {}: {code:?} {why}{said}", mnt.display()));
         MergeAnswer::Killed
     }
@@ -289,7 +283,6 @@ impl World {
         }
         let said = match answer {
             MergeAnswer::Done(said) => said,
-            MergeAnswer::Refused => return Pending::Nothing,
             MergeAnswer::Killed => return Pending::Merge { slot, merged, answered: false },
         };
         let _undisturbed = control.undisturbed();
@@ -320,7 +313,6 @@ impl World {
         let reads_programs = self.rng.one_in(6);
         let Some(fork) = &mut self.forks[slot] else { return Pending::Nothing };
         match answer {
-            MergeAnswer::Refused => fork.is_clean = false,
             MergeAnswer::Killed => {
                 fork.is_clean = false;
                 fork.maybe = Some(Maybe::Merged(merged));

@@ -347,8 +347,7 @@ fn after_any_power_cut_each_head_is_as_it_was_acknowledged() {
 fn a_torn_layer_below_a_head_is_refused_however_old_a_fork_is() {
     let _exclusive = RECORDING.lock().unwrap();
     let dir = tempfile::tempdir().unwrap();
-    let (base, store, cut) =
-        (dir.path().join("base"), dir.path().join("store"), dir.path().join("cut"));
+    let (base, store) = (dir.path().join("base"), dir.path().join("store"));
     std::fs::create_dir(&base).unwrap();
     failpoint::set_boot(Some(([1; 16], jailfs::internals::sys::clock::now())));
     let main = Sandbox::create_or_open(&base, &store, &StoreOptions::default()).unwrap();
@@ -372,6 +371,7 @@ fn a_torn_layer_below_a_head_is_refused_however_old_a_fork_is() {
     let (mut refused, mut torn) = (0, 0);
     for entry in std::fs::read_dir(store.join("layers")).unwrap().map(Result::unwrap) {
         let layer: u32 = entry.file_name().to_str().unwrap().parse().unwrap();
+        let cut = dir.path().join(format!("cut{layer}"));
         let copied = std::process::Command::new("cp").arg("-a").args([&store, &cut]).status();
         assert!(copied.unwrap().success());
         let journal = cut.join("layers").join(entry.file_name()).join("journal");
@@ -394,7 +394,6 @@ fn a_torn_layer_below_a_head_is_refused_however_old_a_fork_is() {
                 refused += 1;
             }
         }
-        std::fs::remove_dir_all(&cut).unwrap();
     }
     assert!(refused == 4 && torn == 2, "{refused} layers were refused, {torn} were not");
 }

@@ -184,8 +184,8 @@ impl Timeline {
 
 impl Timeline {
     /// Records the files into which a merge is about to write conflict markers, and the paths at
-    /// which it puts the other side of a conflict beside ours. What is unresolved of earlier merges
-    /// stays recorded.
+    /// which it puts the other side of a conflict beside ours. Conflicts of earlier merges that are
+    /// unresolved stay recorded.
     ///
     /// # Errors
     /// A failure of the store.

@@ -187,9 +187,13 @@ fn markers_keep_both_sides_and_status_lists_the_copy_until_it_is_gone() {
     main.fs().unlink(NodeId::ROOT, &name("b~try")).unwrap();
     assert_eq!(unresolved(), copies[1..]);
     // The next merge begins with this one, and the copy is a file of its own.
-    put(&main.head("try").unwrap(), "dir/c", "\0again");
+    put(&main.head("try").unwrap(), "a", "again\n");
     merge(&main, "try");
-    assert_eq!(get(&main, "dir/c~try"), "\0try");
+    assert_eq!(get(&main, "a"), "again\n");
+    assert_eq!(
+        (get(&main, "dir/c").as_str(), get(&main, "dir/c~try").as_str()),
+        ("\0main", "\0try")
+    );
     let undo = Request::OpRestore { op: merged.undo.unwrap(), detach_mounts: false };
     main.handle(undo).unwrap();
     assert_eq!(unresolved(), Vec::new());

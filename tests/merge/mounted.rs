@@ -181,7 +181,8 @@ fn markers_keep_both_sides_of_any_conflict() {
 
 #[test]
 fn a_fork_is_merged_after_an_apply_and_applied() {
-    let pair = Pair::new(BASE);
+    let mut pair = Pair::new(BASE);
+    pair.live.applied = true;
     let mut in_dir = Shell::start(&pair.live.mnt.join("dir"));
     pair.live.sh("sed -i s/1/one/ dir/text; echo new > new");
     shell(&pair.fork, "sed -i s/9/nine/ dir/text; rm top");

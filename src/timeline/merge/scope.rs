@@ -28,7 +28,7 @@ struct Changes {
     theirs: bool,
     /// Whether the heads differ in the unit.
     differ: bool,
-    /// What the pattern matches.
+    /// The paths that the pattern matches.
     paths: BTreeSet<TreePath>,
     names: Vec<Slot>,
     nodes: Vec<Ino>,

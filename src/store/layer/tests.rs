@@ -121,7 +121,8 @@ fn a_power_cut_tears_no_layer_below_any_head_however_old_another_head_is() {
     // The parent of the layer above, the tops of heads, the layers that heads name as sealed, and
     // whether the torn layer is damaged.
     let below = Some(torn);
-    let cases: [(Option<LayerId>, &[LayerId], &[LayerId], bool); 8] = [
+    type Case<'a> = (Option<LayerId>, &'a [LayerId], &'a [LayerId], bool);
+    let cases: [Case<'_>; 8] = [
         (below, &[fork], &[], false),
         (below, &[fork, torn], &[], false),
         (below, &[fork, above], &[], true),

@@ -67,6 +67,10 @@ impl NodeId {
     pub const CHECKPOINTS: NodeId = NodeId((1 << 52) + 1);
     /// The directory in the snapshot directory with the edit histories of files.
     pub const HISTORY: NodeId = NodeId((1 << 52) + 2);
+    /// The directory in the snapshot directory that shows the other heads.
+    pub const FORKS: NodeId = NodeId((1 << 52) + 3);
+    /// The first id below [`NodeId::FORKS`]; the last of the third quarter's halves is for these.
+    pub const OF_FORKS: NodeId = NodeId((1 << 52) + (5 << 49));
     /// The first id below [`NodeId::HISTORY`]; the last quarter of the range is for these.
     pub const OF_HISTORY: NodeId = NodeId((1 << 52) + (3 << 50));
 
@@ -78,6 +82,12 @@ impl NodeId {
     /// Whether this is the directory of edit histories or a node in it.
     pub fn is_in_history(self) -> bool {
         self == NodeId::HISTORY || (NodeId::OF_HISTORY.0..1 << 53).contains(&self.0)
+    }
+
+    /// Whether this is the directory of the other heads or a node in it.
+    pub fn is_in_forks(self) -> bool {
+        let of_forks = NodeId::OF_FORKS.0..NodeId::OF_HISTORY.0;
+        self == NodeId::FORKS || of_forks.contains(&self.0)
     }
 }
 

@@ -13,6 +13,8 @@
     reason = "a test fails by panicking, and prints its figures"
 )]
 
+#[path = "../fuzz/src/archive.rs"]
+mod archive;
 #[path = "../fuzz/src/journal.rs"]
 mod journal;
 #[path = "../fuzz/src/links.rs"]
@@ -24,10 +26,14 @@ mod rng;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::time::{Duration, Instant};
 
+use jailfs::error::Result;
+use jailfs::internals::store::archive::tree_blob::{Attributes, Event, Piece, TreeWriter};
+use jailfs::internals::store::archive::writer::PackWriter;
+use jailfs::internals::store::archive::{Chunk, ChunkRef, ChunkSink, Digest};
 use jailfs::internals::store::io::{codec, log};
 use jailfs::internals::store::record::Record;
 use jailfs::internals::tree::{Body, Dentry, Edit, Meta, Node, Source};
-use jailfs::types::{ByteRange, Ino, LayerId, Name, Timestamp};
+use jailfs::types::{ByteRange, FileKind, Ino, LayerId, Name, Timestamp};
 use rng::Rng;
 
 /// Inputs that are kept as material for mutations.
@@ -150,6 +156,71 @@ fn journals() -> Vec<Vec<u8>> {
     };
     let payloads: Vec<u8> = records[1..].iter().flat_map(payload).collect();
     vec![log::frames(records.iter()).unwrap(), payloads]
+}
+
+/// A small pack, and its frames and its index behind the length of the frames.
+fn packs() -> Vec<Vec<u8>> {
+    let mut writer = PackWriter::new(Vec::new()).unwrap();
+    for bytes in [&b"first"[..], &[7; 300], b"third"] {
+        writer.add(Chunk::new(bytes).unwrap()).unwrap();
+        writer.end_frame().unwrap();
+    }
+    let (bytes, _, index) = writer.finish().unwrap();
+    let frames = &bytes[16..16 + usize::try_from(index.stored()).unwrap()];
+    let parts = [&[frames.len() as u8], frames, &index.encode()].concat();
+    vec![bytes, parts]
+}
+
+/// Keeps the bytes of all chunks, in order.
+struct Stream(Vec<u8>);
+
+impl ChunkSink for Stream {
+    fn put(&mut self, chunk: Chunk<'_>) -> Result<()> {
+        self.0.extend_from_slice(chunk.bytes());
+        Ok(())
+    }
+}
+
+/// A tree with an entry of each kind, and its blob.
+fn trees() -> Vec<Vec<u8>> {
+    let name = |text: &str| Name::new(text.as_bytes()).unwrap();
+    let mtime = Timestamp { secs: -3, nanos: 5 };
+    let xattrs = [(b"user.x".to_vec(), b"y".to_vec())].into();
+    let attributes = || Attributes { perms: 0o644, uid: 1000, mtime, ..Attributes::default() };
+    let special = |text, kind, rdev| Event::Special {
+        name: name(text),
+        attributes: attributes(),
+        kind,
+        rdev,
+    };
+    let piece = ChunkRef { digest: Digest::of(b"hello"), len: 5 };
+    let events = [
+        Event::Dir { name: None, attributes: attributes() },
+        special("c", FileKind::Char, 5),
+        Event::Dir { name: Some(name("d")), attributes: Attributes { xattrs, ..attributes() } },
+        Event::File { name: name("f"), attributes: attributes(), size: 4101 },
+        Event::Piece(Piece::Hole(4096)),
+        Event::Piece(Piece::Chunk(piece)),
+        special("g", FileKind::Fifo, 0),
+        Event::End,
+        Event::Link { name: name("e"), of: 3 },
+        Event::Symlink { name: name("s"), attributes: attributes(), target: b"d/f".to_vec() },
+        Event::End,
+    ];
+    let (mut writer, mut stream) = (TreeWriter::default(), Stream(Vec::new()));
+    events.iter().try_for_each(|event| writer.write(event, &mut stream)).unwrap();
+    let blob = writer.finish(&mut stream).unwrap();
+    vec![stream.0, blob.encode()]
+}
+
+#[test]
+fn no_bytes_of_a_pack_do_harm() {
+    fuzz("pack", packs(), archive::pack);
+}
+
+#[test]
+fn no_bytes_of_a_tree_do_harm() {
+    fuzz("tree", trees(), archive::tree);
 }
 
 #[test]

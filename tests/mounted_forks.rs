@@ -17,6 +17,8 @@ mod ends;
 mod harness;
 #[path = "mounted_forks/parent.rs"]
 mod parent;
+#[path = "mounted_forks/shown.rs"]
+mod shown;
 #[path = "mounted_forks/verbs.rs"]
 mod verbs;
 

@@ -12,6 +12,8 @@
 
 #[path = "common/mod.rs"]
 mod common;
+#[path = "snapdir/forks.rs"]
+mod forks;
 #[expect(dead_code, reason = "each test file uses a part of this")]
 #[path = "common/live.rs"]
 mod harness;

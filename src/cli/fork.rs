@@ -14,7 +14,7 @@ use super::out::{self, Out};
 use super::target::{Target, wrong_answer};
 use super::{Global, date, format, protected, store_path};
 use crate::daemon::{MountChoice, Plan};
-use crate::error::{Attempt, Result};
+use crate::error::{Attempt, Error, Kind, Result};
 use crate::sandbox::{Fork as Head, Reply, Request, Rev};
 use crate::store;
 
@@ -26,11 +26,15 @@ use crate::store;
 #[derive(Args)]
 pub(super) struct Fork {
     /// The name of the fork; must be new, and follow the rules for names of checkpoints
-    name: String,
+    #[arg(required_unless_present = "abandoned")]
+    name: Option<String>,
     /// Where to mount it; made if it is missing. With -n, the directory in which each fork is
-    /// mounted by its name
+    /// mounted by its name. With --drop, the name of another fork to drop
     #[arg(value_name = "MNT")]
     mount_point: Option<PathBuf>,
+    /// With --drop, the names of more forks to drop
+    #[arg(value_name = "NAME", requires = "drop")]
+    more: Vec<String>,
     /// The state that it begins with, instead of the tree as it is now
     #[arg(long, value_name = "STATE")]
     from: Option<String>,
@@ -41,9 +45,12 @@ pub(super) struct Fork {
     /// forked
     #[arg(short, value_name = "OPTIONS")]
     options: Vec<OsString>,
-    /// Drop the fork; 'jailfs gc' frees its space. A mounted fork is refused
-    #[arg(long, conflicts_with_all = ["mount_point", "from", "n", "options"])]
+    /// Drop the forks that are named; 'jailfs gc' frees their space. A mounted fork is refused
+    #[arg(long, conflicts_with_all = ["from", "n", "options"])]
     drop: bool,
+    /// With --drop: all forks that a race has left which was killed
+    #[arg(long, requires = "drop", conflicts_with = "name")]
+    abandoned: bool,
     /// Print one JSON object per fork
     #[arg(long)]
     json: bool,
@@ -61,15 +68,12 @@ impl Fork {
     pub(super) fn run(&self, global: &Global) -> Result<u8> {
         let mut target = Target::find(global)?;
         if self.drop {
-            let Reply::Done = target.call(Request::DropFork { name: self.name.clone() })? else {
-                return Err(wrong_answer());
-            };
-            out::note(&format!("dropped fork '{}'", format::one_line(&self.name)));
-            return Ok(0);
+            return self.drop_forks(&mut target);
         }
+        let name = self.name.clone().unwrap_or_default();
         let names: Vec<String> = match self.n {
-            Some(n) => (1..=n).map(|number| format!("{}-{number}", self.name)).collect(),
-            None => vec![self.name.clone()],
+            Some(n) => (1..=n).map(|number| format!("{name}-{number}")).collect(),
+            None => vec![name],
         };
         // A mount point that is no good is refused before anything is made.
         let plans = self.plans(global, &target, &names)?;
@@ -94,6 +98,31 @@ impl Fork {
             out.line(&if self.json { Line::fork(fork).text()? } else { line(fork) });
         }
         out.finish()?;
+        Ok(0)
+    }
+
+    /// Drops forks, each by itself. Ends at the first that is refused.
+    fn drop_forks(&self, target: &mut Target) -> Result<u8> {
+        let names: Vec<String> = if self.abandoned {
+            let Reply::Forks(forks) = target.call(Request::Forks)? else {
+                return Err(wrong_answer());
+            };
+            forks.into_iter().filter(|fork| fork.is_abandoned).map(|fork| fork.name).collect()
+        } else {
+            let bad = || Error::new(Kind::Usage, "drop a fork", "the name is not UTF-8");
+            let second = self.mount_point.as_ref().map(|name| name.to_str().ok_or_else(bad));
+            let second = second.transpose()?.map(str::to_owned);
+            self.name.iter().cloned().chain(second).chain(self.more.iter().cloned()).collect()
+        };
+        for name in &names {
+            let Reply::Done = target.call(Request::DropFork { name: name.clone() })? else {
+                return Err(wrong_answer());
+            };
+            out::note(&format!("dropped fork '{}'", format::one_line(name)));
+        }
+        if names.is_empty() {
+            out::note("no fork is abandoned");
+        }
         Ok(0)
     }
 
@@ -181,7 +210,8 @@ fn listed(head: &Head, is_meant: bool, width: usize) -> String {
         Some(point) => path(point),
         None => "not mounted".to_owned(),
     };
-    format!("{mark} {name:width$}  {time}  {mount}{of}")
+    let left = if head.is_abandoned { "  left by a race that was killed" } else { "" };
+    format!("{mark} {name:width$}  {time}  {mount}{of}{left}")
 }
 
 fn path(bytes: &[u8]) -> String {
@@ -201,6 +231,7 @@ mod tests {
             forked_at: None,
             time: Timestamp { secs: 1_767_323_045, nanos: 0 },
             top: LayerId(9),
+            is_abandoned: false,
             mount_point: Some(b"/mnt\n".to_vec()),
         };
         assert_eq!(listed(&head, true, 5), "* main   2026-01-02 03:04:05Z  /mnt\\n");
@@ -213,5 +244,7 @@ mod tests {
             "  try-1  2026-01-02 03:04:05Z  not mounted  of main at 4"
         );
         assert_eq!(line(&head), "fork try-1 of main");
+        head.is_abandoned = true;
+        assert!(listed(&head, false, 5).ends_with(" at 4  left by a race that was killed"));
     }
 }

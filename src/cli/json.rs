@@ -99,6 +99,7 @@ pub(super) enum Line {
         time: String,
         secs: i64,
         nanos: u32,
+        abandoned: bool,
         #[serde(flatten)]
         mount: Bytes,
     },
@@ -403,6 +404,7 @@ impl Line {
             time: date::utc(fork.time),
             secs: fork.time.secs,
             nanos: fork.time.nanos,
+            abandoned: fork.is_abandoned,
             mount: Bytes::nullable("mount", fork.mount_point.as_deref()),
         }
     }

@@ -225,6 +225,12 @@ impl Heads {
         }
     }
 
+    /// Whether a program in the mount of a head has made the fork `name`, by mkdir(2).
+    pub(super) fn has_made(&self, head: &str, name: &str) -> bool {
+        let mounted = self.get(head);
+        mounted.is_some_and(|head| head.sandbox().as_ref().is_some_and(|open| open.has_made(name)))
+    }
+
     /// The sandbox of any head. Waits for a mount that is being made, because the store is open
     /// then. `None` if the store is closed.
     fn any_sandbox(&self) -> Option<Arc<Sandbox>> {

@@ -266,7 +266,8 @@ impl Door {
             },
             // The command may drop what it has made.
             Message::Request(Request::DropFork { name })
-                if peer.is_inside && forked.lock().contains(name) =>
+                if peer.is_inside
+                    && (forked.lock().contains(name) || self.heads.has_made(head, name)) =>
             {
                 Ok(())
             }

@@ -69,7 +69,7 @@ pub use ops::attrs::{SetAttr, SetTime, SetXattr};
 pub use ops::privileges::{CallerRights, PrivilegeBits};
 pub use ops::readdir::{DirEntry, HandOut};
 pub use ops::rename::RenameMode;
-pub use snapdir::{Archive, Fence, Origin, SnapdirView, Text};
+pub use snapdir::{Archive, Fence, HeadTree, Origin, OtherHead, OtherHeads, SnapdirView, Text};
 pub use space::enospc::{MOST_TRIES, Need};
 pub use space::quota::{Limits, Space};
 pub use space::reclaim::Reclaimer;

@@ -156,8 +156,8 @@ impl Filesystem for Server {
         reply: ReplyEntry,
     ) {
         let Some(_admitted) = self.gate.enter() else { return reply.error(GATE_CLOSED) };
-        if node(parent) == NodeId::CHECKPOINTS {
-            return self.make_checkpoint(self.call(Op::Mkdir, request, parent, None), name, reply);
+        if node(parent) == NodeId::CHECKPOINTS || node(parent) == NodeId::FORKS {
+            return self.make_in_snapdir(self.call(Op::Mkdir, request, parent, None), name, reply);
         }
         let call = self.call(Op::Mkdir, request, parent, Some(name));
         let result = name_of(name)

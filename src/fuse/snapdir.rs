@@ -2,8 +2,8 @@
 //!
 //! Two things differ from other requests:
 //! * Work that may wait (for a checkpoint to be loaded or made, or for gc) runs in a worker.
-//! * The contents of a checkpoint may be cached for ever. The list of checkpoints, the edit history
-//!   of files and generated texts may not.
+//! * The contents of a checkpoint may be cached for ever. The list of checkpoints, the other heads,
+//!   the edit history of files and generated texts may not.
 //!
 //! The kernel caches a listing for as long as the directory's mtime stays the same. Attributes of
 //! directories in the history are never cached, so each open of such a directory shows its present
@@ -35,22 +35,27 @@ use crate::types::{FileKind, Name, NodeId};
 fn entry_lifetime(parent: NodeId, child: NodeId) -> Duration {
     match parent {
         NodeId::CHECKPOINTS => Duration::ZERO,
-        NodeId::SNAPDIR if child != NodeId::CHECKPOINTS && child != NodeId::HISTORY => {
+        NodeId::SNAPDIR
+            if ![NodeId::CHECKPOINTS, NodeId::HISTORY, NodeId::FORKS].contains(&child) =>
+        {
             Duration::ZERO
         }
-        parent if parent.is_in_history() => Duration::ZERO,
+        parent if parent.is_in_history() || parent.is_in_forks() => Duration::ZERO,
         _ => FOREVER,
     }
 }
 
 /// Whether the kernel may cache that a name does not exist.
 fn may_cache_absence(parent: NodeId) -> bool {
-    parent != NodeId::SNAPDIR && parent != NodeId::CHECKPOINTS && !parent.is_in_history()
+    let changes = parent.is_in_history() || parent.is_in_forks();
+    parent != NodeId::SNAPDIR && parent != NodeId::CHECKPOINTS && !changes
 }
 
 /// How long the kernel may cache a node's attributes.
 fn attr_lifetime(id: NodeId, kind: FileKind) -> Duration {
-    let changes = id == NodeId::CHECKPOINTS || (id.is_in_history() && kind == FileKind::Dir);
+    let changes = id == NodeId::CHECKPOINTS
+        || id.is_in_forks()
+        || (id.is_in_history() && kind == FileKind::Dir);
     if changes { Duration::ZERO } else { FOREVER }
 }
 
@@ -107,7 +112,7 @@ impl Server {
             }
             match fs.readlink(id, call.pid) {
                 Ok(LinkReply::Text(text)) => reply.data(&text),
-                // Nothing in a checkpoint is ever renamed.
+                // No link of the snapshot directory waits for a rename.
                 Ok(LinkReply::Wait(_)) => reply.error(call.refuse(&FsError::Stale)),
                 Err(error) => reply.error(call.refuse(&error)),
             }
@@ -204,9 +209,9 @@ impl Server {
         });
     }
 
-    /// MKDIR among the checkpoints takes a checkpoint. Never in this thread: a checkpoint flushes
-    /// dirty pages through this very mount.
-    pub(super) fn make_checkpoint(&self, call: Call<'static>, name: &OsStr, reply: ReplyEntry) {
+    /// MKDIR among the checkpoints takes a checkpoint, and among the heads it makes a fork. Never
+    /// in this thread: both flush dirty pages through this very mount.
+    pub(super) fn make_in_snapdir(&self, call: Call<'static>, name: &OsStr, reply: ReplyEntry) {
         let name = match name_of(name) {
             Ok(name) => name,
             Err(error) => return reply.error(call.refuse(&error)),
@@ -215,7 +220,7 @@ impl Server {
         self.snapdir_workers.run(move || {
             let Some(_admitted) = gate.reenter() else { return reply.error(GATE_CLOSED) };
             let root = Caller { uid: 0, gid: 0 };
-            reply_entry(&call, fs.mkdir(NodeId::CHECKPOINTS, &name, 0, 0, root), reply);
+            reply_entry(&call, fs.mkdir(NodeId(call.node), &name, 0, 0, root), reply);
         });
     }
 

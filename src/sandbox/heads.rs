@@ -1,6 +1,6 @@
 //! The heads of an open store: one [`Sandbox`] each.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::PathBuf;
@@ -18,6 +18,7 @@ use crate::sandbox::{Fork, Policy, Rev, Sandbox, reclaimer, snapdir};
 use crate::store::Store;
 use crate::timeline::forks::HeadInfo;
 use crate::timeline::{Common, Timeline};
+use crate::types::LayerId;
 
 /// The parts that the sandboxes of one open store share.
 pub(super) struct Shared {
@@ -29,6 +30,24 @@ pub(super) struct Shared {
     pub(super) keeper: Arc<KeeperSlot>,
     /// The sandboxes, by head.
     heads: Mutex<BTreeMap<String, Weak<Sandbox>>>,
+    /// The heads of the race that this process runs.
+    racing: Mutex<BTreeSet<String>>,
+}
+
+/// The mark of the heads of a race, which are abandoned if the process is killed. Dropping it
+/// removes the mark.
+pub struct RaceMark(Arc<Sandbox>);
+
+impl Drop for RaceMark {
+    fn drop(&mut self) {
+        let store = self.0.timeline.store();
+        let racing = std::mem::take(&mut *self.0.shared.racing.lock());
+        let mut heads = store.race_heads();
+        heads.retain(|head| !racing.contains(head));
+        if let Err(error) = store.set_race_heads(heads) {
+            log::warn!("forks of this race may be listed as abandoned: {error}");
+        }
+    }
 }
 
 /// Opens one head of a store.
@@ -39,6 +58,7 @@ pub(super) fn open(store: Store, base: Base, head: &str) -> Result<Arc<Sandbox>>
         terms: Arc::default(),
         keeper: Arc::default(),
         heads: Mutex::default(),
+        racing: Mutex::default(),
     });
     open_head(&Common::open(Arc::new(store), Arc::new(base))?, &shared, head)
 }
@@ -64,6 +84,7 @@ fn open_head(common: &Arc<Common>, shared: &Arc<Shared>, head: &str) -> Result<A
         mount_point: Mutex::new(None),
         housekeeper: Mutex::new(None),
         interrupts: AtomicU64::new(0),
+        made: Mutex::default(),
     });
     sandbox.fs().set_archive(Arc::new(snapdir::Records::of(&sandbox)));
     heads.retain(|_, sandbox| sandbox.strong_count() > 0);
@@ -88,6 +109,48 @@ impl Sandbox {
         open_head(self.timeline.common(), &self.shared, name)
     }
 
+    /// The other heads that this one sees, each with the first layer that it could write. If only
+    /// some states are seen, these are the forks that came from this head.
+    pub(super) fn heads_seen(&self) -> BTreeMap<String, LayerId> {
+        let points = self.timeline.store().fork_points();
+        let since = |name: &str| {
+            let point = points.get(name)?;
+            Some(point.as_ref().map_or(LayerId(0), |point| point.since))
+        };
+        let own = self.head_name();
+        let is_walled = self.fs().fence().is_some();
+        // A head came from another one if that is older, as its name may be in use again.
+        let comes_from_here = |name: &str| {
+            let mut at = name;
+            while let Some(Some(point)) = points.get(at) {
+                if since(&point.head).is_none_or(|parent| parent >= point.since) {
+                    return false;
+                }
+                if point.head == own {
+                    return true;
+                }
+                at = &point.head;
+            }
+            false
+        };
+        let names = points.keys().filter(|name| *name != own);
+        let seen = names.filter(|name| !is_walled || comes_from_here(name));
+        seen.filter_map(|name| Some((name.clone(), since(name)?))).collect()
+    }
+
+    /// Notes that a program in the mount has made a fork.
+    pub(super) fn note_made(&self, name: String) {
+        if let Some(since) = self.heads_seen().get(&name) {
+            self.made.lock().insert(name, *since);
+        }
+    }
+
+    /// Whether a program in the mount has made a fork, by mkdir(2).
+    pub fn has_made(&self, name: &str) -> bool {
+        let since = self.made.lock().get(name).copied();
+        since.is_some() && self.heads_seen().get(name).copied() == since
+    }
+
     /// The sandbox of another head, for a request to this one that reads it.
     ///
     /// # Errors
@@ -108,19 +171,72 @@ impl Sandbox {
             Some(Rev::Head { back: 0, .. }) => self.timeline.fork(names, None)?,
             Some(rev) => self.timeline.fork(names, Some(self.target(rev)?))?,
         };
+        self.forget_race_heads(|head| names.contains(head));
         Ok(made.into_iter().map(|info| self.fork_of(info)).collect())
     }
 
     /// The heads, by name.
     pub(super) fn forks(&self) -> Result<Vec<Fork>> {
-        Ok(self.timeline.head_list()?.into_iter().map(|info| self.fork_of(info)).collect())
+        let heads = self.timeline.head_list()?.into_iter();
+        let mut heads: Vec<Fork> = heads.map(|info| self.fork_of(info)).collect();
+        let mut abandoned = self.abandoned();
+        // The forks that a command has made in an attempt go with the fork of the attempt.
+        loop {
+            let is_of = |head: &&mut Fork| {
+                let is_in = |name: &String| abandoned.contains(name);
+                !head.is_abandoned && (is_in(&head.name) || head.parent.as_ref().is_some_and(is_in))
+            };
+            let Some(head) = heads.iter_mut().find(is_of) else { return Ok(heads) };
+            head.is_abandoned = true;
+            abandoned.insert(head.name.clone());
+        }
+    }
+
+    /// Marks heads as those of a race that this process runs, before they are made.
+    ///
+    /// # Errors
+    /// A failure of the store.
+    pub fn begin_race(self: &Arc<Sandbox>, names: &[String]) -> Result<RaceMark> {
+        let store = self.timeline.store();
+        let known = store.head_names();
+        let mut heads = store.race_heads();
+        heads.retain(|head| known.contains(head));
+        heads.extend(names.iter().cloned());
+        *self.shared.racing.lock() = names.iter().cloned().collect();
+        let mark = RaceMark(Arc::clone(self));
+        store.set_race_heads(heads)?;
+        Ok(mark)
+    }
+
+    /// The heads of races that were killed.
+    fn abandoned(&self) -> BTreeSet<String> {
+        let mut heads = self.timeline.store().race_heads();
+        let racing = self.shared.racing.lock();
+        heads.retain(|head| !racing.contains(head));
+        heads
+    }
+
+    /// Removes the marks of heads that are no more, or are others now.
+    fn forget_race_heads(&self, is_gone: impl Fn(&String) -> bool) {
+        let store = self.timeline.store();
+        let racing = self.shared.racing.lock();
+        let mut heads = store.race_heads();
+        let before = heads.len();
+        heads.retain(|head| racing.contains(head) || !is_gone(head));
+        if heads.len() < before
+            && let Err(error) = store.set_race_heads(heads)
+        {
+            log::warn!("a head may be listed as abandoned: {error}");
+        }
     }
 
     /// Drops another head. Waits for the readers of states.
     pub(super) fn drop_fork(&self, name: &str) -> Result<()> {
         let fs = Arc::clone(self.fs());
         let _exclusive = fs.exclusive();
-        self.timeline.drop_head(name)
+        self.timeline.drop_head(name)?;
+        self.forget_race_heads(|head| head == name);
+        Ok(())
     }
 
     fn fork_of(&self, info: HeadInfo) -> Fork {
@@ -134,6 +250,7 @@ impl Sandbox {
             forked_at,
             time: info.time,
             top: info.top,
+            is_abandoned: false,
             mount_point: mount.map(|path| path.into_os_string().into_vec()),
         }
     }

@@ -111,6 +111,7 @@ mod states;
 mod status;
 mod worker;
 
+use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -129,7 +130,7 @@ use crate::sandbox::housekeeper::Housekeeper;
 use crate::store;
 use crate::store::Store;
 use crate::timeline::Timeline;
-use crate::types::TreePath;
+use crate::types::{LayerId, TreePath};
 
 pub use crate::fs::{
     Attr, Caller, Entry, Fs, Kernel, ReadPlan, Refusal, RenameMode, SeekTo, SetAttr, SetTime,
@@ -142,6 +143,7 @@ pub use crate::timeline::apply::protected::{Consent, Protected};
 pub use crate::timeline::{Policy as KeepPolicy, Savepoint};
 pub(crate) use base_location::is_base_of;
 pub use changes::{Change, ChangeKind, Changes};
+pub use heads::RaceMark;
 pub use reply::{
     Applied, Checked, Checkpoint, Collected, EditKind, FileEdit, Fork, Info, LayerSpace,
     MAX_NOT_KEPT, Merged, Node, Operation, Reply, Restored, Shown, Status, Stepped,
@@ -162,6 +164,9 @@ pub struct Sandbox {
     housekeeper: Mutex<Option<Housekeeper>>,
     /// Counts the calls of [`Sandbox::interrupt`]. A comparison ends when the count changes.
     interrupts: AtomicU64,
+    /// The forks that programs in the mount have made by mkdir(2), each with the first layer that
+    /// it could write.
+    made: Mutex<BTreeMap<String, LayerId>>,
 }
 
 /// How a mount presents the tree.

@@ -84,6 +84,8 @@ pub struct Fork {
     pub time: Timestamp,
     /// The layer on top of it.
     pub top: LayerId,
+    /// Whether a race has made it that was killed.
+    pub is_abandoned: bool,
     /// The host path of its mount point, as bytes, if it is mounted.
     pub mount_point: Option<Vec<u8>>,
 }

@@ -25,11 +25,39 @@ impl Sandbox {
         dry_run: bool,
         mounts: Mounts,
     ) -> Result<Restored> {
+        if dry_run {
+            return self.preview(to, paths);
+        }
         let target = self.restorable(to)?;
         if !paths.is_empty() && !paths.iter().any(TreePath::is_root) {
-            return self.restore_paths(target, paths, dry_run, mounts);
+            return self.restore_paths(target, paths, mounts);
         }
-        self.replace((OpVerb::Restore, mounts), target, self.describe(target), dry_run)
+        self.replace((OpVerb::Restore, mounts), target, self.describe(target))
+    }
+
+    /// Lists what a restore would change. It changes nothing, in no head.
+    fn preview(&self, to: &Rev, paths: &[TreePath]) -> Result<Restored> {
+        let (then, description) = match to {
+            Rev::Head { head, back: 0 } if head != self.head_name() => {
+                (self.state(to)?, format!("head '{head}' as it is now"))
+            }
+            _ => {
+                let target = self.target(to)?;
+                (self.timeline.state_of(target)?, self.describe(target))
+            }
+        };
+        self.timeline.flush()?;
+        let now = self.fs().state();
+        if paths.is_empty() || paths.iter().any(TreePath::is_root) {
+            let walk = diff::compare_records(&now, &then);
+            let changes = self.list(&now, &then, walk, "list what would change")?;
+            return self.would_restore((&now, &then), &[], description, changes);
+        }
+        let mut lister = self.lister(Detail::NameStatus);
+        let changes = diff::changes_at(&now, &then, paths).attempt(|| "list what would change")?;
+        changes.iter().try_for_each(|change| lister.add(&now, &then, change))?;
+        let description = describe_paths(&description, paths);
+        self.would_restore((&now, &then), paths, description, lister.finish())
     }
 
     /// The sealed state that a restore goes to. The present tree of another head is sealed for it.
@@ -45,7 +73,7 @@ impl Sandbox {
 
     pub(super) fn discard(&self, mounts: Mounts) -> Result<Restored> {
         let target = self.target(&Rev::Base)?;
-        self.replace((OpVerb::Discard, mounts), target, self.describe(target), false)
+        self.replace((OpVerb::Discard, mounts), target, self.describe(target))
     }
 
     pub(super) fn restore_operation(&self, op: u64, mounts: Mounts) -> Result<Restored> {
@@ -58,7 +86,7 @@ impl Sandbox {
             .hint("'jailfs op log' lists them")
         })?;
         let target = Target { layer: found.tree, epoch: found.epoch };
-        self.replace((OpVerb::OpRestore, mounts), target, format!("operation {op}"), false)
+        self.replace((OpVerb::OpRestore, mounts), target, format!("operation {op}"))
     }
 
     fn replace(
@@ -66,15 +94,7 @@ impl Sandbox {
         (verb, mounts): (OpVerb, Mounts),
         target: Target,
         description: String,
-        dry_run: bool,
     ) -> Result<Restored> {
-        if dry_run {
-            self.timeline.flush()?;
-            let (now, then) = (self.fs().state(), self.timeline.state_of(target)?);
-            let walk = diff::compare_records(&now, &then);
-            let changes = self.list(&now, &then, walk, "list what would change")?;
-            return self.would_restore((&now, &then), &[], description, changes);
-        }
         let mut lister = self.lister(Detail::NameStatus);
         let mut list = |from: &State, to: &State, change: PathChange| lister.add(from, to, &change);
         let RestoreOutcome { before, undo, detached } =
@@ -86,19 +106,10 @@ impl Sandbox {
         &self,
         target: Target,
         paths: &[TreePath],
-        dry_run: bool,
         mounts: Mounts,
     ) -> Result<Restored> {
         let description = describe_paths(&self.describe(target), paths);
         let mut lister = self.lister(Detail::NameStatus);
-        if dry_run {
-            self.timeline.flush()?;
-            let (now, then) = (self.fs().state(), self.timeline.state_of(target)?);
-            let changes =
-                diff::changes_at(&now, &then, paths).attempt(|| "list what would change")?;
-            changes.iter().try_for_each(|change| lister.add(&now, &then, change))?;
-            return self.would_restore((&now, &then), paths, description, lister.finish());
-        }
         let mut list = |from: &State, to: &State, change: PathChange| lister.add(from, to, &change);
         let RestoreOutcome { before, undo, detached } = self.timeline.restore_paths(
             OpVerb::Restore,

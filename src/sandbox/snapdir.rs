@@ -1,4 +1,4 @@
-//! Supplies the snapshot directory (`.jailfs`) of the mount with checkpoints and texts.
+//! Supplies the snapshot directory (`.jailfs`) of the mount with checkpoints, heads and texts.
 //!
 //! `fs` serves the directory but ranks below the timeline, so it asks through the trait
 //! [`Archive`], which [`Records`] implements.
@@ -9,10 +9,10 @@ use std::os::unix::ffi::OsStrExt;
 use std::sync::{Arc, Weak};
 
 use crate::error::{Error, Kind, Result};
-use crate::fs::{Archive, Text};
+use crate::fs::{Archive, HeadTree, OtherHead, OtherHeads, Text};
 use crate::sandbox::{Checkpoint, Reply, Request, Sandbox, Status, date};
 use crate::tree::Tree;
-use crate::types::{Ino, LayerId, is_unprintable};
+use crate::types::{Ino, LayerId, Name, is_unprintable};
 
 /// The attempt in all errors of this file.
 const ATTEMPT: &str = "read the snapshot directory";
@@ -68,6 +68,36 @@ impl Archive for Records {
 
     fn parent(&self) -> Option<LayerId> {
         self.sandbox().ok()?.timeline.parent()
+    }
+
+    fn heads(&self) -> Result<OtherHeads> {
+        let sandbox = self.sandbox()?;
+        let heads = sandbox.heads_seen().into_iter().filter_map(|(name, since)| {
+            Some(OtherHead { name: Name::new(name.as_bytes()).ok()?, since })
+        });
+        Ok(OtherHeads { heads: heads.collect(), changed: sandbox.timeline.heads_changed() })
+    }
+
+    fn head_tree(&self, head: &OtherHead) -> Result<HeadTree> {
+        let sandbox = self.sandbox()?;
+        let name = std::str::from_utf8(head.name.as_bytes()).unwrap_or_default();
+        if sandbox.heads_seen().get(name) != Some(&head.since) {
+            let attempt = format!("read head '{name}'");
+            return Err(Error::new(Kind::NoStore, attempt, "there is no such head"));
+        }
+        sandbox.timeline.tree_of_head(name, head.since)
+    }
+
+    fn has_head(&self, name: &str) -> bool {
+        let heads = self.sandbox().map(|sandbox| sandbox.timeline.store().head_names());
+        heads.unwrap_or_default().iter().any(|head| head == name)
+    }
+
+    fn fork(&self, name: String) -> Result<()> {
+        let sandbox = self.sandbox()?;
+        sandbox.handle(Request::Fork { names: vec![name.clone()], from: None })?;
+        sandbox.note_made(name);
+        Ok(())
     }
 }
 

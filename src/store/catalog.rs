@@ -128,6 +128,11 @@ impl Store {
         Ok(upper)
     }
 
+    /// Closes the pool of a layer that no open head writes to. The next reader opens it again.
+    pub fn close_pool(&self, layer: LayerId) {
+        self.state.lock().contents.remove(&layer);
+    }
+
     /// Syncs the pool and the journal of a layer.
     ///
     /// # Errors

@@ -18,13 +18,17 @@ use crate::store::io::{log, record_file};
 use crate::store::layer::{LayerInfo, Trust};
 use crate::store::ledger::{self, LedgerRecord};
 use crate::store::pack::Packs;
-use crate::store::record::{FirstHeadRecord, HeadRecord, HoldsRecord, MergePoint};
+use crate::store::record::{
+    FirstHeadRecord, ForkPoint, HeadRecord, HoldsRecord, MergePoint, RaceRecord,
+};
 use crate::types::{LayerId, TreePath};
 
 /// The directory of the heads.
 pub(super) const HEADS: &str = "heads";
 /// The file of the holds.
 pub(super) const HOLDS: &str = "holds";
+/// The file that names the heads of races.
+const RACE: &str = "race";
 
 /// The names of the heads.
 ///
@@ -145,6 +149,13 @@ impl Store {
     /// Damage.
     pub fn head(&self, name: &str) -> Result<Option<HeadRecord>> {
         Ok(read(&self.heads, name)?.map(|(record, _)| record))
+    }
+
+    /// Where each head was forked; `None` for the first head. Leaves out damaged heads.
+    pub fn fork_points(&self) -> BTreeMap<String, Option<ForkPoint>> {
+        let records = self.head_records.lock();
+        let known = records.iter().filter_map(|(name, record)| Some((name, record.as_ref().ok()?)));
+        known.map(|(name, record)| (name.clone(), record.forked_from.clone())).collect()
     }
 
     /// The names of the heads.
@@ -270,6 +281,30 @@ impl Store {
         self.heads.remove(name)?;
         self.head_records.lock().remove(name);
         if self.durable { self.heads.sync() } else { Ok(()) }
+    }
+
+    /// The heads that a race has made and not finished with. The process that runs a race has the
+    /// store open, so the other ones are of races that were killed.
+    pub fn race_heads(&self) -> BTreeSet<String> {
+        match record_file::read::<RaceRecord>(&self.dir, RACE) {
+            Ok(record) => record.unwrap_or_default().heads,
+            Err(error) => {
+                // A damaged record costs a remark in a list.
+                ::log::warn!("{error}");
+                BTreeSet::new()
+            }
+        }
+    }
+
+    /// Replaces the heads that a race has made and not finished with.
+    ///
+    /// # Errors
+    /// As [`StoreDir::publish`] and unlink(2).
+    pub fn set_race_heads(&self, heads: BTreeSet<String>) -> Result<()> {
+        if !heads.is_empty() {
+            return record_file::publish(&self.dir, RACE, &RaceRecord { heads }, 0, self.durable);
+        }
+        if self.dir.size(RACE)?.is_some() { self.dir.remove(RACE) } else { Ok(()) }
     }
 
     /// The number that the next new layer gets.

@@ -25,6 +25,7 @@
 //! * Each file except the logs and pools is published by rename, so a reader finds the old file or
 //!   the new one.
 
+pub mod archive;
 mod catalog;
 pub mod content;
 pub mod dedup;

@@ -228,6 +228,13 @@ pub struct HoldsRecord {
     pub layers: BTreeSet<LayerId>,
 }
 
+/// The heads that races of attempts have made and not finished with.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RaceRecord {
+    /// Their names. One can be missing.
+    pub heads: BTreeSet<String>,
+}
+
 /// A record of `heads.log`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OpRecord {

@@ -6,7 +6,7 @@
 //! Always true: what a dormant head may show after a power cut counts. A power cut takes the last
 //! records of a log, so the content that any record refers to counts, whatever later records say.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use crate::error::Result;
@@ -15,8 +15,8 @@ use crate::store::content::live_ranges::LiveRanges;
 use crate::store::layer::LayerInfo;
 use crate::store::record::{MergePoint, Record};
 use crate::timeline::{Common, Timeline, reopen};
-use crate::tree::{Edit, Source};
-use crate::types::{ByteRange, LayerId};
+use crate::tree::{Edit, Source, Tree};
+use crate::types::{ByteRange, Epoch, LayerId};
 
 /// An open head, and what it refers to.
 pub(super) struct LiveHead {
@@ -37,6 +37,18 @@ pub(super) fn live_sets(open: &[Arc<Timeline>]) -> Vec<LiveHead> {
 /// Addresses of content, and the bytes at each.
 type Addresses = Arc<Vec<(Source, u64)>>;
 
+/// The number of trees of dormant heads that are kept in memory.
+const MAX_TREES: usize = 8;
+
+/// The tree of a dormant head.
+struct DormantTree {
+    head: String,
+    /// The first layer that it could write: an earlier head of the same name was another one.
+    since: LayerId,
+    tree: Tree,
+    epoch: Epoch,
+}
+
 /// The content that dormant heads refer to, as last read.
 #[derive(Default)]
 pub(super) struct Dormant {
@@ -44,6 +56,25 @@ pub(super) struct Dormant {
     layers: BTreeMap<LayerId, (u64, Addresses)>,
     /// By head.
     edits: BTreeMap<String, Addresses>,
+    /// The last used one is the first.
+    trees: VecDeque<DormantTree>,
+}
+
+impl Dormant {
+    /// The tree of a head and its epoch, if it is kept.
+    pub(super) fn tree(&mut self, head: &str, since: LayerId) -> Option<(Tree, Epoch)> {
+        let at = self.trees.iter().position(|one| one.head == head && one.since == since)?;
+        let known = self.trees.remove(at)?;
+        let found = (known.tree.clone(), known.epoch);
+        self.trees.push_front(known);
+        Some(found)
+    }
+
+    /// Keeps the tree of a head until that is opened or dropped.
+    pub(super) fn keep_tree(&mut self, head: &str, since: LayerId, tree: Tree, epoch: Epoch) {
+        self.trees.push_front(DormantTree { head: head.to_owned(), since, tree, epoch });
+        self.trees.truncate(MAX_TREES);
+    }
 }
 
 impl Common {
@@ -107,6 +138,7 @@ impl Common {
     pub(super) fn forget_dormant(&self, head: &str) {
         let mut dormant = self.dormant.lock();
         dormant.edits.remove(head);
+        dormant.trees.retain(|kept| kept.head != head);
         // The layers are read again if they are needed again.
         dormant.layers.clear();
     }

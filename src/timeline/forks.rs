@@ -75,6 +75,7 @@ impl Timeline {
         let records: Vec<(String, HeadRecord)> =
             names.iter().map(|name| (name.clone(), record.clone())).collect();
         self.with_reserve(|| self.store.add_heads(&records)).map_err(during)?;
+        *self.heads_changed.lock() = clock::now();
         let to = Target { layer: Some(layer), epoch };
         self.log_operation(OpVerb::Fork, names.join(", "), to)
             .map_err(|error| error.after(format!("{} was done", attempt())))?;
@@ -154,6 +155,7 @@ impl Timeline {
         }
         self.with_reserve(|| self.store.remove_head(name)).map_err(|e| e.during(attempt()))?;
         self.forget_dormant(name);
+        *self.heads_changed.lock() = clock::now();
         let done = |error: Error| error.after(format!("head '{name}' was dropped"));
         let to = Target { layer: self.parent(), epoch: self.epoch() };
         let logged = self.log_operation(OpVerb::DropFork, name.to_owned(), to);

@@ -3,14 +3,15 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, MutexGuard, RwLock, RwLockWriteGuard};
 
 use crate::base::Base;
 use crate::error::{Error, Kind, Result};
 use crate::fs::merged::pre_images::PreHistory;
-use crate::fs::{Fs, Invalidations, State};
+use crate::fs::{Fs, HeadTree, Invalidations, State};
 use crate::store::Store;
 use crate::store::layer::LayerInfo;
 use crate::timeline::apply::protected::Protected;
@@ -19,10 +20,13 @@ use crate::timeline::base_identity::BaseIdentity;
 use crate::timeline::dormant::Dormant;
 use crate::timeline::{Timeline, TreeCache, apply, base_identity, dedup, epoch_of, reopen};
 use crate::tree::Tree;
-use crate::types::{Epoch, LayerId, NodeId};
+use crate::types::{Epoch, LayerId, NodeId, Timestamp};
 
 /// How long [`Common::exclusive_soon`] waits. Not longer, because a reader may wait for its caller.
 const SOON: Duration = Duration::from_millis(300);
+/// How long [`Common::open_head`] waits for a head that is being closed, and how often it looks.
+const CLOSING_LIMIT: Duration = Duration::from_secs(1);
+const CLOSING_POLL: Duration = Duration::from_millis(2);
 
 /// The parts that all heads of an open store share.
 pub struct Common {
@@ -44,6 +48,8 @@ pub struct Common {
     pub(super) was_rolled_back: AtomicBool,
     /// Held for one operation at a time.
     pub(super) operation: Mutex<()>,
+    /// When a head was last made or dropped, since the store was opened.
+    pub(super) heads_changed: Mutex<Timestamp>,
     /// The content that closed heads refer to.
     pub(super) dormant: Mutex<Dormant>,
     /// Held while sealed layers are rewritten.
@@ -91,6 +97,7 @@ impl Common {
             unfinished: Mutex::new(unfinished),
             was_rolled_back: AtomicBool::new(was_rolled_back),
             operation: Mutex::new(()),
+            heads_changed: Mutex::default(),
             dormant: Mutex::default(),
             compacting: Mutex::new(()),
             dedup: Mutex::new(None),
@@ -134,6 +141,19 @@ impl Common {
         let fs = Arc::downgrade(&timeline.fs);
         let head = OpenHead { timeline: Arc::downgrade(timeline), fs };
         heads.insert(timeline.head.clone(), head);
+        drop(heads);
+        // Once more: a tree that was read before the head was in the table.
+        self.forget_dormant(&timeline.head);
+    }
+
+    /// The filesystem of a head, if it is open.
+    pub(super) fn filesystem_of(&self, name: &str) -> Option<Arc<Fs>> {
+        self.heads.lock().get(name).and_then(|head| head.fs.upgrade())
+    }
+
+    /// When a head was last made or dropped, since the store was opened.
+    pub fn heads_changed(&self) -> Timestamp {
+        *self.heads_changed.lock()
     }
 
     /// The heads that are open.
@@ -188,20 +208,30 @@ impl Common {
         Epoch(u32::try_from(first).unwrap_or(u32::MAX))
     }
 
-    /// The head of this name, if it is open.
+    /// The head of this name, if it is open. Waits for one that is being closed: a request of
+    /// another mount may be reading its tree.
     ///
     /// # Errors
-    /// [`Kind::InUse`] if its filesystem is still in use while the head is closed already.
+    /// [`Kind::InUse`] if its filesystem is still in use long after the head was closed.
     pub(super) fn open_head(&self, name: &str) -> Result<Option<Arc<Timeline>>> {
-        let heads = self.heads.lock();
-        let Some(head) = heads.get(name) else { return Ok(None) };
-        if let Some(open) = head.timeline.upgrade() {
-            return Ok(Some(open));
-        }
-        match head.fs.strong_count() {
-            0 => Ok(None),
-            _ => Err(Error::new(Kind::InUse, format!("open head '{name}'"), "it is being closed")
-                .hint("try again")),
+        let until = Instant::now() + CLOSING_LIMIT;
+        loop {
+            {
+                let heads = self.heads.lock();
+                let Some(head) = heads.get(name) else { return Ok(None) };
+                if let Some(open) = head.timeline.upgrade() {
+                    return Ok(Some(open));
+                }
+                if head.fs.strong_count() == 0 {
+                    return Ok(None);
+                }
+            }
+            if Instant::now() >= until {
+                let attempt = format!("open head '{name}'");
+                let error = Error::new(Kind::InUse, attempt, "it is being closed");
+                return Err(error.hint("try again"));
+            }
+            thread::sleep(CLOSING_POLL);
         }
     }
 
@@ -268,6 +298,32 @@ impl Common {
         let (tree, epoch) = reopen::peek(&self.store, &mut self.trees.lock(), name, record.layer)?;
         let lower = self.lower(epoch, &self.applies.lock());
         Ok(State { tree, lower: Arc::new(lower) })
+    }
+
+    /// The tree of a head as it is now, for a reader that is served while the head changes. `since`
+    /// is the first layer that the head could write. Of an open head, bytes that are only in dirty
+    /// pages are missing.
+    ///
+    /// # Errors
+    /// [`Kind::NoStore`] if there is no such head, or damage.
+    pub fn tree_of_head(&self, name: &str, since: LayerId) -> Result<HeadTree> {
+        if let Some(fs) = self.filesystem_of(name) {
+            return Ok(HeadTree::Open(fs));
+        }
+        if let Some((tree, epoch)) = self.dormant.lock().tree(name, since) {
+            return Ok(HeadTree::Closed(tree, epoch));
+        }
+        let record = self.store.head(name)?.filter(|record| record.since() == since);
+        let record = record.ok_or_else(|| no_head("read", name))?;
+        let (tree, epoch) = reopen::peek(&self.store, &mut self.trees.lock(), name, record.layer)?;
+        let mut dormant = self.dormant.lock();
+        // A head is in the table of open heads before its tree is forgotten here. So a tree that
+        // was read while it was opened is not kept.
+        if let Some(fs) = self.filesystem_of(name) {
+            return Ok(HeadTree::Open(fs));
+        }
+        dormant.keep_tree(name, since, tree.clone(), epoch);
+        Ok(HeadTree::Closed(tree, epoch))
     }
 
     /// The sealed states that the tree of a head came from, newest first.

@@ -12,6 +12,7 @@
 //! at most, while the upper layer or the state is exchanged.
 
 pub mod apply;
+pub mod archive;
 mod base_identity;
 mod checkpoint;
 mod compact;
@@ -93,6 +94,12 @@ pub struct Target {
     pub layer: Option<LayerId>,
     /// The epoch of the base below it.
     pub epoch: Epoch,
+}
+
+impl Drop for Timeline {
+    fn drop(&mut self) {
+        self.store.close_pool(self.fs.upper_layer());
+    }
 }
 
 impl Timeline {

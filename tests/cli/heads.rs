@@ -137,10 +137,16 @@ fn a_command_reads_other_heads_and_drops_only_its_own_forks() {
         $JAILFS fork mine; $JAILFS forks | grep -c .
         $JAILFS fork --drop other 2>/dev/null; echo $?
         $JAILFS fork --drop mine 2>/dev/null; echo $?
+        mkdir .jailfs/forks/made; ls .jailfs/forks; cat .jailfs/forks/*/a
+        $JAILFS fork --drop made 2>/dev/null; echo $?
         mkdir /tmp/m; $JAILFS fork third /tmp/m 2>/dev/null || echo refused
         ",
     );
-    assert_eq!(said.out, "main\nM\ta\nfork mine of main\n3\n11\n0\nrefused\n", "{said:?}");
+    assert_eq!(
+        said.out,
+        "main\nM\ta\nfork mine of main\n3\n11\n0\nmade\nother\nchanged\nmain\n0\nrefused\n",
+        "{said:?}"
+    );
     assert!(place.ok("base", "forks").contains("other"));
     assert_eq!(Rev::parse("other@").to_string(), "other@");
 }

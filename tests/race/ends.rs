@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::Signal;
 
 use crate::place::{JAILFS, Place, lives, signal, until};
-use crate::{heads, race};
+use crate::{heads, pick, race};
 
 #[test]
 fn a_time_limit_holds_for_each_attempt() {
@@ -98,6 +98,24 @@ fn a_killed_race_ends_its_commands_and_leaves_a_sound_store() {
     until("no command lives", || !sleepers.iter().any(|pid| lives(*pid)));
     assert_eq!(place.ok("base", "diff base"), "");
     assert_eq!(heads(&place).len(), 3);
+    // They are listed as what they are, until they are dropped.
+    let left = |line: &str| line.ends_with("left by a race that was killed");
+    assert_eq!(place.ok("base", "forks").lines().filter(|line| left(line)).count(), 2);
+    let said = pick(&place, "--forks 2", "keep", "$JAILFS forks > f; exit 1");
+    assert!(said.err.contains("2 forks are left by a race that was killed"), "{said:?}");
+    let forks = place.json("base", "forks");
+    let kept: Vec<&str> = forks
+        .iter()
+        .filter(|one| one["abandoned"] == false && one["name"] != "main")
+        .map(|one| one["name"].as_str().expect("a name"))
+        .collect();
+    assert_eq!(kept.len(), 2, "the kept forks of a race that ended: {forks:?}");
+    let listed = place.ok("base", &format!("show {}@:f", kept[0]));
+    assert_eq!(listed.lines().filter(|line| left(line)).count(), 2, "{listed}");
+    place.ok("base", &format!("fork --drop {} {}", kept[0], kept[1]));
+    place.ok("base", "fork --drop --abandoned");
+    assert_eq!(heads(&place), ["main"]);
+    place.ok("base", "fork --drop --abandoned");
     assert!(!place.ok("base", "check --read-data").is_empty());
     // The next race is not disturbed.
     let said = place.run("--forks 2 --keep", "echo > m");

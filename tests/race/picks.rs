@@ -126,3 +126,37 @@ fn options_that_do_not_go_together_are_refused() {
     }
     assert!(place.say("base", "run --forks 2 --pick ask true").err.contains("needs a terminal"));
 }
+
+#[test]
+fn the_user_is_asked_on_a_terminal_and_picks_one_or_none() {
+    let place = Place::new();
+    place.write("person.py", include_str!("../cli/person.py"));
+    let script = "echo $JAILFS_ATTEMPT > n; [ $JAILFS_ATTEMPT != 3 ] || exit 5";
+    place.write("base/attempt", script);
+    let play = |answers: &str| {
+        let script = format!(
+            "type PS1='OUTSIDE> '\nsee OUTSIDE>\n\
+             type $JAILFS run --forks 3 --keep --pick ask -- sh attempt\n{answers}\
+             see OUTSIDE>\ntype echo code $?\nsee code CODE\ntype exit\n"
+        );
+        let (script, code) = script.rsplit_once("code CODE").expect("it is there");
+        let wanted = if answers.contains("type n") { "code 1" } else { "code 0" };
+        place.write("play", format!("{script}{wanted}{code}"));
+        let mut command = place.command("base", "python3");
+        command.env("PS1", "").env("TERM", "xterm").env("JAILFS", crate::place::JAILFS);
+        let shell = ["../person.py", "../play", "bash", "--norc", "--noprofile", "-i"];
+        let said = crate::place::said(command.args(shell));
+        assert_eq!(said.code, 0, "{}\n{}", said.out, said.err);
+    };
+    let asked = "see continue from which attempt? its number, or [n]one\npause\n";
+    // An answer that is none is asked for again.
+    play(&format!("{asked}type 9\n{asked}type what\n{asked}type 2\nsee attempt 2 has won\n"));
+    assert_eq!(place.ok("base", "show @:n"), "2\n");
+    assert_eq!(heads(&place), ["main"]);
+    play(&format!("{asked}type n\nsee no attempt has won\n"));
+    assert_eq!(place.ok("base", "show @:n"), "2\n", "the sandbox is as before");
+    // An attempt that failed can be chosen, too.
+    play(&format!("{asked}type 3\nsee attempt 3 has won\n"));
+    assert_eq!(place.ok("base", "show @:n"), "3\n");
+    assert_eq!(heads(&place), ["main"]);
+}

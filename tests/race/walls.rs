@@ -20,7 +20,7 @@ fn an_attempt_cannot_see_or_change_another() {
         for path in /tmp/mark /dev/shm/mark .jailfs/checkpoints/theirs; do
             [ ! -e $path ] || echo "sees $path"
         done
-        cat .jailfs/log; ls .jailfs/checkpoints
+        cat .jailfs/log; ls .jailfs/checkpoints; ls .jailfs/forks
         pgrep -x sleep > /dev/null && echo "sees its processes"
         other=$($JAILFS forks | grep -o 'run-[0-9]*-1')
         for rev in theirs $other@ $other@-1 $(seq 1 30); do
@@ -28,6 +28,13 @@ fn an_attempt_cannot_see_or_change_another() {
             $JAILFS restore $rev mark > /dev/null 2>&1 && grep -s secret mark &&
                 echo "restores $rev"
         done
+        for head in $other main; do
+            [ ! -e .jailfs/forks/$head ] || echo "sees head $head"
+            cat .jailfs/forks/$head/mark .jailfs/forks/$head/a 2> /dev/null
+            mkdir .jailfs/forks/$head 2> /dev/null && echo "makes $head"
+        done
+        mkdir .jailfs/forks/own-$JAILFS_ATTEMPT && cat .jailfs/forks/own-2/mark | grep -v mine
+        $JAILFS fork --drop own-2 > /dev/null 2>&1 || echo "does not drop its own fork"
         $JAILFS --head $other checkpoint 2> /dev/null && echo "uses it"
         $JAILFS fork --drop $other 2> /dev/null && echo "drops it"
         $JAILFS merge $other --theirs . > /dev/null 2>&1; grep -s secret mark && echo "merges it"

@@ -293,7 +293,7 @@ fn the_text_files_are_current_at_every_read() {
     live.checkpoint("later");
     reader.gives("'later' in held.read()", "False");
     reader.gives("'later' in open('.jailfs/log').read()", "True");
-    assert_eq!(live.sh("ls -A .jailfs"), "checkpoints\nhistory\nlog\nstatus\n");
+    assert_eq!(live.sh("ls -A .jailfs"), "checkpoints\nforks\nhistory\nlog\nstatus\n");
 }
 
 #[test]

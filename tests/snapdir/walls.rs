@@ -267,7 +267,7 @@ fn dot_dot_from_a_checkpoint_leads_back_the_way_it_was_entered() {
     inside.gives("os.listdir('../..')", "['a', 'f']");
     inside.gives(
         "sorted(os.listdir('../../..')), sorted(os.listdir('../../../..'))",
-        "(['x'], ['checkpoints', 'history', 'log', 'status'])",
+        "(['x'], ['checkpoints', 'forks', 'history', 'log', 'status'])",
     );
     inside.gives("sorted(os.listdir('../../../../..'))", "['a', 'f']");
     inside.gives("os.stat('../../../../..').st_ino", "1");

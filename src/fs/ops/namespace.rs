@@ -81,6 +81,9 @@ impl Fs {
         if dir == NodeId::CHECKPOINTS {
             return self.make_checkpoint(name);
         }
+        if dir == NodeId::FORKS {
+            return self.make_fork(name);
+        }
         let mode = (mode & !TYPE_BITS) | FileKind::Dir.type_bits();
         let new = NewNode { mode, rdev: 0, body: Body::Dir { base: None }, umask };
         self.create(dir, name, &new, caller)
@@ -173,10 +176,11 @@ impl Fs {
     /// Removes an empty directory (rmdir(2)).
     ///
     /// # Errors
-    /// ENOENT, ENOTDIR, ENOTEMPTY; EPERM for a checkpoint; those of the store.
+    /// ENOENT, ENOTDIR, ENOTEMPTY; EPERM for a checkpoint or a fork; those of the store.
     pub fn rmdir(&self, dir: NodeId, name: &Name) -> FsResult<()> {
-        // Not EROFS, because mkdir works there. `jailfs drop` removes a checkpoint.
-        if dir == NodeId::CHECKPOINTS {
+        // Not EROFS, because mkdir works there. `jailfs drop` removes a checkpoint, and
+        // `jailfs fork --drop` a fork.
+        if dir == NodeId::CHECKPOINTS || dir == NodeId::FORKS {
             return Err(FsError::NotPermitted);
         }
         self.with_room(Need::Less, || self.try_rmdir(dir, name))

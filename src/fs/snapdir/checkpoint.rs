@@ -134,7 +134,10 @@ impl Fs {
     ) -> FsResult<Option<Vec<u8>>> {
         let range = ByteRange::at(offset, len);
         match self.snapdir_node(id)? {
-            Item::Top | Item::Checkpoints | Item::History(_) => Err(FsError::IsADirectory),
+            Item::Top | Item::Checkpoints | Item::Forks | Item::History(_) => {
+                Err(FsError::IsADirectory)
+            }
+            Item::Fork(node) => self.read_in_fork(id, &node, range),
             Item::Alias(..) => Err(FsError::Invalid),
             Item::Text(text, _) => {
                 let range = crate::tree::within(range, text.len() as u64);
@@ -163,6 +166,9 @@ impl Fs {
             Item::Edit(edit) => {
                 self.in_edit(&edit, |state, found| seek_in(state, found, offset, to))
             }
+            Item::Fork(node) => {
+                self.in_fork(&node, |state, found| seek_in(state, found, offset, to))
+            }
             Item::Text(text, _) => {
                 let size = text.len() as u64;
                 match to {
@@ -171,7 +177,7 @@ impl Fs {
                     SeekTo::Hole => Ok(size),
                 }
             }
-            Item::Top | Item::Checkpoints | Item::Alias(..) | Item::History(_) => {
+            Item::Top | Item::Checkpoints | Item::Forks | Item::Alias(..) | Item::History(_) => {
                 Err(FsError::Invalid)
             }
         }
@@ -188,11 +194,12 @@ impl Fs {
                 self.in_checkpoint(node.layer, |state| state.first_data(&node.find(state)?, range))
             }
             Item::Edit(edit) => self.in_edit(&edit, |state, found| state.first_data(found, range)),
+            Item::Fork(node) => self.in_fork(&node, |state, found| state.first_data(found, range)),
             Item::Text(text, _) => {
                 let range = crate::tree::within(range, text.len() as u64);
                 Ok((range.end, (!range.is_empty()).then_some(range)))
             }
-            Item::Top | Item::Checkpoints | Item::Alias(..) | Item::History(_) => {
+            Item::Top | Item::Checkpoints | Item::Forks | Item::Alias(..) | Item::History(_) => {
                 Err(FsError::Invalid)
             }
         }
@@ -205,12 +212,14 @@ impl Fs {
                 self.in_checkpoint(node.layer, |state| xattrs_in(state, node.find(state)?))
             }
             Item::Edit(edit) => self.in_edit(&edit, |state, found| xattrs_in(state, found.clone())),
+            Item::Fork(node) => self.in_fork(&node, |state, found| xattrs_in(state, found.clone())),
             // Those of the live directory, because its ACL also protects its histories.
             Item::History(path) => self.in_live(|state| {
                 let found = state.resolve(&path)?;
                 if state.as_dir(&found).is_some() { xattrs_in(state, found) } else { Ok(None) }
             }),
-            Item::Top | Item::Checkpoints | Item::Text(..) | Item::Alias(..) => Ok(None),
+            Item::Top | Item::Checkpoints | Item::Forks => Ok(None),
+            Item::Text(..) | Item::Alias(..) => Ok(None),
         }
     }
 }

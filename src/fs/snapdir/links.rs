@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use crate::error::{FsError, FsResult};
 use crate::fs::merged::jail_walk::{self, Resolved};
-use crate::fs::snapdir::{CheckpointNode, Item};
+use crate::fs::snapdir::Item;
 use crate::fs::{Found, Fs, LinkReply, Refused, State, Target};
 use crate::jail::{Jail, Policy};
 use crate::tree::Body;
@@ -43,12 +43,16 @@ impl Fs {
         let node = match self.snapdir_node(id)? {
             Item::Alias(text, _) => return Ok(LinkReply::Text(text.to_vec())),
             Item::Node(node) => node,
-            Item::Top | Item::Checkpoints | Item::Text(..) | Item::History(_) | Item::Edit(_) => {
+            Item::Fork(node) => return self.readlink_in_fork(&node),
+            Item::Top | Item::Checkpoints | Item::Forks | Item::Text(..) => {
                 return Err(FsError::Invalid);
             }
+            Item::History(_) | Item::Edit(_) => return Err(FsError::Invalid),
         };
         let jail = Arc::clone(&self.jail.lock());
-        match self.in_checkpoint(node.layer, |state| judge(&jail, state, &node))? {
+        let judged =
+            self.in_checkpoint(node.layer, |state| judge(&jail, state, &node.find(state)?))?;
+        match judged {
             Judged::Text(text) => Ok(LinkReply::Text(text)),
             Judged::Out { path, text } => {
                 self.refuse(self.path_in_mount(node.layer, &path), Refused::Link(text), pid);
@@ -75,9 +79,9 @@ impl Fs {
             Item::Node(node) => {
                 self.in_checkpoint(node.layer, |state| text_of(state, &node.find(state)?))
             }
-            Item::Top | Item::Checkpoints | Item::Text(..) | Item::History(_) | Item::Edit(_) => {
-                Err(FsError::Invalid)
-            }
+            Item::Fork(node) => self.link_text_in_fork(&node),
+            Item::Top | Item::Checkpoints | Item::Forks | Item::Text(..) => Err(FsError::Invalid),
+            Item::History(_) | Item::Edit(_) => Err(FsError::Invalid),
         }
     }
 
@@ -152,21 +156,21 @@ fn is_as_in_base(state: &State, found: &Found) -> FsResult<bool> {
 }
 
 /// The answer to READLINK.
-enum Judged {
+pub(super) enum Judged {
     Text(Vec<u8>),
     Out { path: TreePath, text: Vec<u8> },
 }
 
-fn text_of(state: &State, found: &Found) -> FsResult<Vec<u8>> {
+pub(super) fn text_of(state: &State, found: &Found) -> FsResult<Vec<u8>> {
     match &state.record(found)?.0.body {
         Body::Symlink { target } => Ok(target.clone()),
         Body::File { .. } | Body::Dir { .. } | Body::Special => Err(FsError::Invalid),
     }
 }
 
-fn judge(jail: &Jail, state: &State, node: &CheckpointNode) -> FsResult<Judged> {
-    let found = node.find(state)?;
-    let text = text_of(state, &found)?;
+/// Judges a link as if the root of its tree were the root of the mount.
+pub(super) fn judge(jail: &Jail, state: &State, found: &Found) -> FsResult<Judged> {
+    let text = text_of(state, found)?;
     // An absolute text leads to the live tree or the host. Make it relative, so that it leads to
     // the same path of this checkpoint.
     let policy = match jail.policy {
@@ -175,10 +179,10 @@ fn judge(jail: &Jail, state: &State, node: &CheckpointNode) -> FsResult<Judged> 
         Policy::Deny | Policy::Show | Policy::Literal => Policy::Deny,
     };
     let jail = Jail { policy, ..jail.clone() };
-    match jail_walk::resolve(&jail, state, &found, &text)? {
+    match jail_walk::resolve(&jail, state, found, &text)? {
         Resolved::Inside(served) | Resolved::Climbs(served) => Ok(Judged::Text(served)),
         Resolved::Escapes => {
-            let path = found.ino().and_then(|ino| match &found {
+            let path = found.ino().and_then(|ino| match found {
                 Found::Base(_, path, _) => visible_path(state, path),
                 _ => state.tree.path(ino),
             });

@@ -1,5 +1,5 @@
-//! The snapshot directory, `.jailfs` in the root of a mount: checkpoints as trees, edit histories
-//! of files, and texts about the sandbox.
+//! The snapshot directory, `.jailfs` in the root of a mount: checkpoints and other heads as trees,
+//! edit histories of files, and texts about the sandbox.
 //!
 //! * It is read-only. Its nodes have a range of ids of their own. Operations that change something
 //!   look for a live node, and answer an id of this range with EROFS.
@@ -16,6 +16,7 @@
 //! wait.
 
 mod checkpoint;
+mod forks;
 mod history;
 mod links;
 mod table;
@@ -34,7 +35,9 @@ use crate::sys::clock;
 use crate::tree::{Body, Tree};
 use crate::types::{FileKind, Ino, LayerId, Name, NodeId, Timestamp, TreePath, digits};
 
+pub use forks::{HeadTree, OtherHeads};
 pub use links::Origin;
+pub use table::OtherHead;
 use table::{CheckpointNode, Item, Table};
 
 /// The number of trees that are kept in memory.
@@ -47,7 +50,7 @@ pub struct SnapdirView {
     pub name: Name,
     /// Whether the root lists it. A lookup finds it in any case.
     pub listed: bool,
-    /// Whether mkdir(2) in `checkpoints` makes a checkpoint.
+    /// Whether mkdir(2) in `checkpoints` makes a checkpoint, and in `forks` a fork.
     pub makes: bool,
 }
 
@@ -60,7 +63,7 @@ pub enum Text {
     Log,
 }
 
-/// Access to what ranks above `fs`: checkpoints and texts.
+/// Access to what ranks above `fs`: checkpoints, heads and texts.
 pub trait Archive: Send + Sync {
     /// The tree of a sealed layer.
     ///
@@ -88,6 +91,27 @@ pub trait Archive: Send + Sync {
 
     /// The layer directly below the upper layer.
     fn parent(&self) -> Option<LayerId>;
+
+    /// The other heads that this one may show.
+    ///
+    /// # Errors
+    /// The sandbox is closed.
+    fn heads(&self) -> Result<OtherHeads>;
+
+    /// The tree of another head as it is now. Called from a thread that serves no request.
+    ///
+    /// # Errors
+    /// There is no such head, or this one may not show it ([`Kind::NoStore`]); damage.
+    fn head_tree(&self, head: &OtherHead) -> Result<HeadTree>;
+
+    /// Whether the store has a head of this name, shown or not.
+    fn has_head(&self, name: &str) -> bool;
+
+    /// Makes a fork of this head. Called from a thread that serves no request.
+    ///
+    /// # Errors
+    /// The name is invalid ([`Kind::Usage`]) or in use, or the store failed.
+    fn fork(&self, name: String) -> Result<()>;
 }
 
 /// Which sealed states a mount and its clients see.
@@ -123,6 +147,8 @@ pub(super) struct Snapdir {
     trees: Mutex<VecDeque<CachedTree>>,
     listing: Mutex<Option<(NodeId, Arc<checkpoint::Names>)>>,
     history_listing: Mutex<Option<history::Listing>>,
+    fork_listing: Mutex<Option<forks::Listing>>,
+    closed_lower: Mutex<Option<forks::ClosedLower>>,
 }
 
 impl Fs {
@@ -211,6 +237,8 @@ impl Fs {
                 None
             }
             (Item::Top, Some(_)) => return None,
+            // Another head may be busy, or has to be read.
+            (Item::Forks | Item::Fork(_), _) => return None,
             (Item::Top | Item::Checkpoints | Item::Text(..) | Item::Alias(..), _) => None,
             (Item::History(_) | Item::Edit(_), _) => None,
         };

@@ -5,12 +5,17 @@
 //! also after the kernel sent FORGET. If two held nodes have the same hash, the second gets the
 //! next free id. The file before an edit has an id from the path, the number and the time of the
 //! edit. If an edit was dropped and a new one has its path and number, that is another node.
+//!
+//! The tree of another head changes, and the kernel keeps pages and listings until a node is gone.
+//! So a file there has a new id after each change, and a directory if its mtime would not show that
+//! it changed. An id is **retired** when the kernel may have bytes of a later version under it.
 
 use std::collections::{BTreeSet, HashMap};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
-use crate::types::{Ino, LayerId, NodeId, Timestamp, TreePath};
+use crate::fs::Attr;
+use crate::types::{FileKind, Ino, LayerId, Name, NodeId, Timestamp, TreePath};
 
 /// The first id of nodes of checkpoints, after the fixed ids.
 const FIRST: u64 = (1 << 52) + 16;
@@ -36,12 +41,19 @@ pub(super) enum Item {
     History(TreePath),
     /// A file before an edit.
     Edit(EditRef),
+    /// `.jailfs/forks`.
+    Forks,
+    /// A node of another head.
+    Fork(ForkNode),
 }
 
 impl Item {
     fn key(&self) -> Key {
         match self {
-            Item::Top | Item::Checkpoints | Item::Text(..) | Item::Alias(..) => Key::None,
+            Item::Top | Item::Checkpoints | Item::Forks | Item::Text(..) | Item::Alias(..) => {
+                Key::None
+            }
+            Item::Fork(node) => Key::Fork(node.head.clone(), node.ino, node.version()),
             Item::Node(node) => Key::Node(node.layer, node.ino),
             Item::History(path) => Key::History(path.clone()),
             Item::Edit(edit) => Key::Edit(edit.clone()),
@@ -57,6 +69,70 @@ enum Key {
     Node(LayerId, Ino),
     History(TreePath),
     Edit(EditRef),
+    Fork(OtherHead, Ino, Option<Stamp>),
+}
+
+/// A head that is not the one of the mount. A later head of the same name is another one.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct OtherHead {
+    /// Its name.
+    pub name: Name,
+    /// The first layer that it could write.
+    pub since: LayerId,
+}
+
+/// Tells whether a node of another head has changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Stamp {
+    pub(super) mtime: Timestamp,
+    pub(super) ctime: Timestamp,
+    pub(super) size: u64,
+}
+
+impl Stamp {
+    pub(super) fn of(attr: &Attr) -> Stamp {
+        Stamp { mtime: attr.meta.mtime, ctime: attr.meta.ctime, size: attr.size }
+    }
+}
+
+/// A node of another head.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct ForkNode {
+    pub(super) head: OtherHead,
+    /// Its inode number there.
+    pub(super) ino: Ino,
+    pub(super) kind: FileKind,
+    /// Its path in the base, if it was not copied up.
+    pub(super) base: Option<TreePath>,
+    /// When it was last looked up.
+    pub(super) stamp: Stamp,
+}
+
+impl ForkNode {
+    /// Of a file, the version that the node stands for.
+    fn version(&self) -> Option<Stamp> {
+        (self.kind == FileKind::File).then_some(self.stamp)
+    }
+
+    /// Its id, without collisions.
+    pub(super) fn first_id(&self) -> NodeId {
+        fork_id(&self.head, self.ino, self.version())
+    }
+}
+
+/// The id of a node of another head, without collisions.
+pub(super) fn fork_id(head: &OtherHead, ino: Ino, version: Option<Stamp>) -> NodeId {
+    let all = NodeId::OF_HISTORY.0 - NodeId::OF_FORKS.0 - SPARE;
+    NodeId(NodeId::OF_FORKS.0 + hash_of((head, ino, version)) % all)
+}
+
+/// A listing that the kernel may have cached, of a directory of another head.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Listing {
+    /// The mtime of the directory that the kernel knew.
+    under: Timestamp,
+    /// The directory when it was listed; `None` if it changed meanwhile.
+    of: Option<Stamp>,
 }
 
 /// An edit of a path.
@@ -82,6 +158,24 @@ pub(super) struct CheckpointNode {
 struct Held {
     what: Item,
     nlookup: u64,
+    /// The node gets another id at its next lookup.
+    is_retired: bool,
+    listing: Option<Listing>,
+}
+
+impl Held {
+    fn new(what: Item) -> Held {
+        Held { what, nlookup: 1, is_retired: false, listing: None }
+    }
+
+    /// Whether the kernel may go on to use this node for `what`, which has the same key.
+    fn is_valid_for(&self, what: &Item) -> bool {
+        let Item::Fork(node) = what else { return true };
+        // The kernel recognises an old listing by the mtime of the directory alone.
+        let is_old =
+            |listing: Listing| listing.under == node.stamp.mtime && listing.of != Some(node.stamp);
+        !self.is_retired && !self.listing.is_some_and(is_old)
+    }
 }
 
 /// All nodes of the snapshot directory that the kernel holds.
@@ -103,12 +197,16 @@ pub(super) fn node_id(layer: LayerId, ino: Ino) -> NodeId {
     NodeId(FIRST + mixed % (TEXTS - FIRST))
 }
 
-fn hashed_id(of: impl Hash) -> NodeId {
+fn hash_of(of: impl Hash) -> u64 {
     // The default hasher has constant keys, so the ids are the same in the next mount.
     let mut hasher = DefaultHasher::new();
     of.hash(&mut hasher);
+    hasher.finish()
+}
+
+fn hashed_id(of: impl Hash) -> NodeId {
     let all = (1 << 53) - NodeId::OF_HISTORY.0 - SPARE;
-    NodeId(NodeId::OF_HISTORY.0 + hasher.finish() % all)
+    NodeId(NodeId::OF_HISTORY.0 + hash_of(of) % all)
 }
 
 /// The id of the directory of a path, without collisions.
@@ -127,6 +225,7 @@ impl Table {
         match id {
             NodeId::SNAPDIR => Some(Item::Top),
             NodeId::CHECKPOINTS => Some(Item::Checkpoints),
+            NodeId::FORKS => Some(Item::Forks),
             NodeId::HISTORY => Some(Item::History(TreePath::root())),
             _ => self.held.get(&id).map(|held| held.what.clone()),
         }
@@ -142,7 +241,7 @@ impl Table {
         let key = what.key();
         let mut id = self.displaced.get(&key).copied().unwrap_or(first);
         while let Some(held) = self.held.get_mut(&id) {
-            if held.what.key() == key {
+            if held.what.key() == key && held.is_valid_for(&what) {
                 held.nlookup += 1;
                 held.what = what;
                 return id;
@@ -152,8 +251,40 @@ impl Table {
         if id != first {
             self.displaced.insert(key, id);
         }
-        self.held.insert(id, Held { what, nlookup: 1 });
+        self.held.insert(id, Held::new(what));
         id
+    }
+
+    /// Advertises a node of another head.
+    pub(super) fn hold_fork(&mut self, node: ForkNode) -> NodeId {
+        self.hold_at(node.first_id(), Item::Fork(node))
+    }
+
+    /// Gives a node another id at its next lookup.
+    pub(super) fn retire(&mut self, id: NodeId) {
+        if let Some(held) = self.held.get_mut(&id) {
+            held.is_retired = true;
+        }
+    }
+
+    /// Notes the attributes of a directory of another head that the kernel is told.
+    pub(super) fn note_told(&mut self, id: NodeId, stamp: Stamp) {
+        if let Some(Held { what: Item::Fork(node), .. }) = self.held.get_mut(&id) {
+            node.stamp = stamp;
+        }
+    }
+
+    /// Notes that a part of a directory of another head is listed. `is_begin` says that it is the
+    /// first part.
+    pub(super) fn note_listed(&mut self, id: NodeId, stamp: Stamp, is_begin: bool) {
+        let Some(held) = self.held.get_mut(&id) else { return };
+        let Item::Fork(node) = &held.what else { return };
+        let under = node.stamp.mtime;
+        let is_same = match held.listing {
+            Some(known) if known.under == under => known.of == Some(stamp),
+            Some(_) | None => is_begin,
+        };
+        held.listing = Some(Listing { under, of: is_same.then_some(stamp) });
     }
 
     /// Advertises a text or an alias. A held one with equal content keeps its id.
@@ -170,7 +301,7 @@ impl Table {
         }
         let id = NodeId(TEXTS + self.texts);
         self.texts += 1;
-        self.held.insert(id, Held { what, nlookup: 1 });
+        self.held.insert(id, Held::new(what));
         id
     }
 
@@ -182,7 +313,10 @@ impl Table {
             return;
         }
         if let Some(held) = self.held.remove(&id) {
-            self.displaced.remove(&held.what.key());
+            let key = held.what.key();
+            if self.displaced.get(&key) == Some(&id) {
+                self.displaced.remove(&key);
+            }
         }
     }
 
@@ -191,7 +325,7 @@ impl Table {
         let layer = |held: &Held| match &held.what {
             Item::Node(node) => Some(node.layer),
             Item::Top | Item::Checkpoints | Item::Text(..) | Item::Alias(..) => None,
-            Item::History(_) | Item::Edit(_) => None,
+            Item::History(_) | Item::Edit(_) | Item::Forks | Item::Fork(_) => None,
         };
         self.held.values().filter_map(layer).collect()
     }
@@ -239,7 +373,7 @@ mod tests {
         let mut table = Table::default();
         let first = node_id(LayerId(1), Ino(9));
         // Another node has the hash of this one.
-        table.held.insert(first, Held { what: Item::Node(node(7, 7)), nlookup: 1 });
+        table.held.insert(first, Held::new(Item::Node(node(7, 7))));
         let second = table.hold(node(1, 9));
         assert_ne!(first, second);
         table.forget(first, 1);

@@ -1,4 +1,4 @@
-//! The directories `.jailfs` and `.jailfs/checkpoints`, and the texts.
+//! The directories `.jailfs`, `.jailfs/checkpoints` and `.jailfs/forks`, and the texts.
 //!
 //! A text is generated at its lookup and is then a node of its own. So a process that has it open
 //! reads it to the end, and its size is right. The kernel is told to look the name up each time.
@@ -13,6 +13,7 @@ use crate::types::{FileKind, Ino, LayerId, Name, NodeId, Timestamp};
 
 /// The names in `.jailfs`.
 pub(super) const CHECKPOINTS: &[u8] = b"checkpoints";
+pub(super) const FORKS: &[u8] = b"forks";
 pub(super) const HISTORY: &[u8] = b"history";
 const STATUS: &[u8] = b"status";
 const LOG: &[u8] = b"log";
@@ -32,7 +33,10 @@ impl Fs {
         }
         let is_it =
             dir == NodeId::ROOT && self.snapdir_view().is_some_and(|view| view.name == *name);
-        Ok(is_it.then(|| Entry { id: NodeId::SNAPDIR, attr: self.top_attr(NodeId::SNAPDIR) }))
+        if !is_it {
+            return Ok(None);
+        }
+        self.top_entry(NodeId::SNAPDIR).map(Some)
     }
 
     /// The entry of the snapshot directory in a listing of `dir`, if it is listed there. Its cookie
@@ -53,9 +57,8 @@ impl Fs {
     fn snapdir_lookup(&self, dir: NodeId, name: &Name) -> FsResult<Entry> {
         match self.snapdir_node(dir)? {
             Item::Top => match name.as_bytes() {
-                CHECKPOINTS => {
-                    Ok(Entry { id: NodeId::CHECKPOINTS, attr: self.top_attr(NodeId::CHECKPOINTS) })
-                }
+                CHECKPOINTS => self.top_entry(NodeId::CHECKPOINTS),
+                FORKS => self.top_entry(NodeId::FORKS),
                 HISTORY if self.has_history() => self.history_root(),
                 STATUS => self.hold_text(Text::Status),
                 LOG => self.hold_text(Text::Log),
@@ -80,7 +83,13 @@ impl Fs {
             Item::Text(..) | Item::Alias(..) | Item::Edit(_) => Err(FsError::NotADirectory),
             Item::Node(node) => self.lookup_in_checkpoint(&node, name),
             Item::History(dir) => self.lookup_in_history(&dir, name),
+            Item::Forks => self.lookup_fork(name),
+            Item::Fork(dir) => self.lookup_in_fork(&dir, name),
         }
+    }
+
+    fn top_entry(&self, id: NodeId) -> FsResult<Entry> {
+        Ok(Entry { id, attr: self.top_attr(id)? })
     }
 
     fn hold_text(&self, which: Text) -> FsResult<Entry> {
@@ -96,7 +105,8 @@ impl Fs {
     /// The attributes of a node of the snapshot directory.
     pub(in crate::fs) fn snapdir_getattr(&self, id: NodeId) -> FsResult<Attr> {
         match self.snapdir_node(id)? {
-            Item::Top | Item::Checkpoints => Ok(self.top_attr(id)),
+            Item::Top | Item::Checkpoints | Item::Forks => self.top_attr(id),
+            Item::Fork(node) => self.attr_in_fork(id, &node),
             Item::Text(text, time) => Ok(made_attr(id, FileKind::File, text.len(), time)),
             Item::Alias(text, time) => Ok(made_attr(id, FileKind::Symlink, text.len(), time)),
             Item::Node(node) => self.attr_in_checkpoint(id, &node),
@@ -105,25 +115,31 @@ impl Fs {
         }
     }
 
-    /// The attributes of the two directories. Their owner is the user of the daemon.
-    fn top_attr(&self, id: NodeId) -> Attr {
+    /// The attributes of the three directories. Their owner is the user of the daemon.
+    fn top_attr(&self, id: NodeId) -> FsResult<Attr> {
         let since = self.snapdir_since();
         let makes = self.snapdir_view().is_some_and(|view: SnapdirView| view.makes);
-        let (mode, nlink, time) = if id == NodeId::SNAPDIR {
-            (0o040_555, 3 + u32::from(self.has_history()), since)
-        } else {
-            let all = self.listed_checkpoints();
-            let last = all.iter().map(|(_, _, time)| *time).max().unwrap_or_default();
-            let mode = if makes { 0o040_755 } else { 0o040_555 };
-            (mode, u32::try_from(all.len()).unwrap_or(u32::MAX).saturating_add(2), last.max(since))
+        let mode = if makes { 0o040_755 } else { 0o040_555 };
+        let (mode, names, time) = match id {
+            NodeId::SNAPDIR => (0o040_555, 2 + usize::from(self.has_history()), since),
+            NodeId::FORKS => {
+                let others = self.other_heads()?;
+                (mode, others.heads.len(), others.changed)
+            }
+            _ => {
+                let all = self.listed_checkpoints();
+                let last = all.iter().map(|(_, _, time)| *time).max().unwrap_or_default();
+                (mode, all.len(), last)
+            }
         };
-        Attr {
+        let nlink = u32::try_from(names).unwrap_or(u32::MAX).saturating_add(2);
+        Ok(Attr {
             kind: FileKind::Dir,
-            meta: meta(mode, nlink, time),
+            meta: meta(mode, nlink, time.max(since)),
             size: 4096,
             blocks: 8,
             ino: Ino(id.0),
-        }
+        })
     }
 
     /// The names in `checkpoints`, sorted: all but automatic seals, by name or else by number.
@@ -162,6 +178,7 @@ impl Fs {
                         STATUS,
                     ),
                     dir_entry(NodeId(NodeId::SNAPDIR.0 + 5), FIRST_COOKIE + 2, FileKind::File, LOG),
+                    dir_entry(NodeId::FORKS, FIRST_COOKIE + 4, FileKind::Dir, FORKS),
                 ];
                 entries.into_iter().chain(self.has_history().then_some(history)).collect()
             }
@@ -178,6 +195,8 @@ impl Fs {
                 }
                 entries
             }
+            Item::Forks => self.list_heads()?,
+            Item::Fork(node) => return self.readdir_in_fork(id, &node, after, take),
             Item::Text(..) | Item::Alias(..) | Item::Edit(_) => {
                 return Err(FsError::NotADirectory);
             }
@@ -191,6 +210,21 @@ impl Fs {
             }
         }
         Ok(())
+    }
+
+    /// The names in `forks`. A hash is the cookie.
+    fn list_heads(&self) -> FsResult<Vec<DirEntry>> {
+        let mut entries = vec![
+            dir_entry(NodeId::FORKS, 1, FileKind::Dir, b"."),
+            dir_entry(NodeId::SNAPDIR, 2, FileKind::Dir, b".."),
+        ];
+        for head in self.other_heads()?.heads {
+            let id = super::table::fork_id(&head, Ino::ROOT, None);
+            // The ids of two heads could have one place in the range; then one is listed twice or
+            // not at all, in a listing of several parts.
+            entries.push(dir_entry(id, id.0, FileKind::Dir, head.name.as_bytes()));
+        }
+        Ok(entries)
     }
 
     /// Makes a checkpoint for mkdir(2) in `checkpoints`. Called from a thread that serves no

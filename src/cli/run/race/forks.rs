@@ -3,29 +3,47 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use crate::cli::out;
 use crate::cli::target::wrong_answer;
 use crate::error::{Attempt, Error, Kind, Result};
-use crate::sandbox::{Fork, Reply, Request, Rev, Sandbox};
+use crate::sandbox::{Fork, RaceMark, Reply, Request, Rev, Sandbox};
 use crate::sys::failpoint::{self, Failpoint};
 
 /// The forks of one race. Their names are `run-RACE-ATTEMPT`.
 const PREFIX: &str = "run-";
 
-/// Makes `number` forks of the tree as it is now. Returns their names, and the state that all of
-/// them begin with.
+/// The forks of a race.
+pub(super) struct Made {
+    pub(super) names: Vec<String>,
+    /// The state that all of them begin with.
+    pub(super) start: Rev,
+    /// They are abandoned if this process is killed before this is dropped.
+    pub(super) mark: RaceMark,
+}
+
+/// Makes `number` forks of the tree as it is now.
 ///
 /// # Errors
 /// Those of the sandbox.
-pub(super) fn make(caller: &Arc<Sandbox>, number: u32) -> Result<(Vec<String>, Rev)> {
+pub(super) fn make(caller: &Arc<Sandbox>, number: u32) -> Result<Made> {
     let Reply::OpLog(log) = caller.handle(Request::OpLog)? else { return Err(wrong_answer()) };
     let forks = list(caller)?;
+    let left = forks.iter().filter(|fork| fork.is_abandoned).count();
+    if left > 0 {
+        let are = if left == 1 { "fork is" } else { "forks are" };
+        out::note(&format!(
+            "{left} {are} left by a race that was killed; 'jailfs forks' lists them, \
+             and 'jailfs fork --drop --abandoned' drops them"
+        ));
+    }
     let earlier = forks.iter().filter_map(|fork| race_of(&fork.name));
     // The number of the operation that makes the forks, so that a race has its own names.
     let race = 1 + earlier.chain(log.first().map(|last| last.op)).max().unwrap_or(0);
     let names: Vec<String> = (1..=number).map(|n| format!("{PREFIX}{race}-{n}")).collect();
+    let mark = caller.begin_race(&names)?;
     let forks = fork(caller, names.clone(), None)?;
     let start = forks.first().and_then(|fork| fork.forked_at).map_or(Rev::Base, Rev::Id);
-    Ok((names, start))
+    Ok(Made { names, start, mark })
 }
 
 /// The number of the race that a fork is of.

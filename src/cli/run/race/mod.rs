@@ -41,6 +41,7 @@ use crate::sandbox::{Request, Rev};
 pub(super) use options::{Plan, RaceOptions};
 
 use ask::Answer;
+use forks::Made;
 use options::Pick;
 use result::{Finished, How, can_win, winner};
 use screen::Screen;
@@ -74,11 +75,12 @@ pub(super) fn run(
     let interrupts = Interrupts::take()?;
     keep_descriptors()?;
     let caller = Arc::clone(&sandboxed.sandbox);
-    let (names, start) = forks::make(&caller, plan.forks)?;
+    let Made { names, start, mark } = forks::make(&caller, plan.forks)?;
     let screen = Arc::new(Screen::new(plan.forks));
     let race = Race { run, plan, sandboxed, spec, interrupts, names, screen };
     let over = race.hold(&start).inspect_err(|_| drop(race.drop_forks(None, true)))?;
     let outcome = race.conclude(&over)?;
+    drop(mark);
     if over.winner.is_some() && over.interrupt.is_none() {
         sandboxed.has_forks = plan.keep_forks && plan.forks > 1;
         sandboxed.finish(run.fate(Outcome::SUCCESS), Outcome::SUCCESS)?;

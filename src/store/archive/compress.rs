@@ -1,0 +1,65 @@
+//! Compresses frames, and decompresses them into exactly the bytes that the index promises.
+
+use flate2::{Compress, Compression, Decompress, FlushCompress, FlushDecompress, Status};
+
+use crate::store::archive::Flaw;
+
+/// How the bytes of a frame are stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Method {
+    /// As they are.
+    Stored,
+    /// Deflated (RFC 1951).
+    Deflate,
+}
+
+impl Method {
+    /// The byte that stands for the method.
+    pub fn tag(self) -> u8 {
+        match self {
+            Method::Stored => 0,
+            Method::Deflate => 1,
+        }
+    }
+
+    /// The method that a byte stands for.
+    pub fn from_tag(tag: u8) -> Option<Method> {
+        match tag {
+            0 => Some(Method::Stored),
+            1 => Some(Method::Deflate),
+            _ => None,
+        }
+    }
+}
+
+/// Compresses bytes. Bytes that do not become shorter are stored as they are.
+pub fn compress(raw: &[u8]) -> (Method, Vec<u8>) {
+    // A result that does not fit is not shorter.
+    let mut stored = Vec::with_capacity(raw.len().saturating_sub(1));
+    let mut deflate = Compress::new(Compression::default(), false);
+    match deflate.compress_vec(raw, &mut stored, FlushCompress::Finish) {
+        Ok(Status::StreamEnd) if stored.len() < raw.len() => (Method::Deflate, stored),
+        _ => (Method::Stored, raw.to_vec()),
+    }
+}
+
+/// Decompresses bytes that become exactly `len` bytes. Writes no more than that, whatever the bytes
+/// are.
+///
+/// # Errors
+/// They become other than `len` bytes, or are not compressed bytes.
+pub fn decompress(method: Method, stored: &[u8], len: usize) -> Result<Vec<u8>, Flaw> {
+    match method {
+        Method::Stored if stored.len() == len => Ok(stored.to_vec()),
+        Method::Stored => Err(Flaw::new("a stored frame of another length")),
+        Method::Deflate => {
+            let mut raw = vec![0; len];
+            let mut inflate = Decompress::new(false);
+            let status = inflate.decompress(stored, &mut raw, FlushDecompress::Finish);
+            let is_whole = matches!(status, Ok(Status::StreamEnd))
+                && inflate.total_out() == len as u64
+                && inflate.total_in() == stored.len() as u64;
+            if is_whole { Ok(raw) } else { Err(Flaw::new("a frame that does not decompress")) }
+        }
+    }
+}

@@ -12,6 +12,8 @@
 #[expect(dead_code, reason = "other tests use the rest of it")]
 #[path = "common/live.rs"]
 mod harness;
+#[path = "crash/heads.rs"]
+mod heads;
 #[path = "common/host.rs"]
 mod host;
 #[path = "common/states.rs"]

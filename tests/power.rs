@@ -16,6 +16,8 @@
 #[expect(dead_code, reason = "other tests use the rest of it")]
 #[path = "power/disk.rs"]
 mod disk;
+#[path = "power/heads.rs"]
+mod heads;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};

@@ -8,11 +8,13 @@
 //! kill:NAME:N            SIGKILL this process before the N-th NAME (from 1)
 //! fail:NAME:N:ERRNO      the N-th NAME fails with ERRNO and does nothing; `N+`: from the N-th on
 //! log:FILE               append the name of each failpoint that is hit to FILE, one per line
+//! begin:NAME             the rules behind this one do not count before the first NAME
 //! ```
 //!
 //! NAME is a failpoint, or `any` for each change, `base` for each change of the base, or `all` for
 //! each call. `any` leaves out the calls that only read: a kill before a read leaves what a kill
-//! before the next change leaves.
+//! before the next change leaves. `run.pick` is no call: it is the moment at which a race has a
+//! winner.
 //!
 //! A rule does not count a call that an earlier rule made fail. So a second rule can fail a call of
 //! the recovery: after `fail:all:N:EIO`, the rule `fail:all:N:EIO` fails the next call, and one
@@ -70,13 +72,15 @@ failpoints! {
     StoreRead "store.read",
     BaseOpen "base.open",
     BaseRead "base.read",
+    RunPick "run.pick",
 }
 
 impl Failpoint {
     /// Whether the call changes the disk.
     #[cfg(feature = "crash-points")]
     pub fn is_change(self) -> bool {
-        !matches!(self, Failpoint::StoreRead | Failpoint::BaseOpen | Failpoint::BaseRead)
+        use Failpoint::{BaseOpen, BaseRead, RunPick, StoreRead};
+        !matches!(self, StoreRead | BaseOpen | BaseRead | RunPick)
     }
 }
 
@@ -112,6 +116,7 @@ mod rules {
         Kill,
         Fail(Errno),
         Log(String),
+        Begin,
     }
 
     #[derive(Clone, Debug)]
@@ -144,6 +149,16 @@ mod rules {
         }
     }
 
+    fn names(text: &str) -> Result<Names, String> {
+        let one = || ALL.iter().copied().find(|failpoint| failpoint.name() == text);
+        match text {
+            "any" => Ok(Names::Changes),
+            "base" => Ok(Names::OfBase),
+            "all" => Ok(Names::All),
+            _ => one().map(Names::One).ok_or_else(|| format!("no failpoint is called '{text}'")),
+        }
+    }
+
     fn errno(name: &str) -> Option<Errno> {
         use Errno::{EACCES, EAGAIN, EDQUOT, EFBIG, EINTR, EIO, ENOSPC, EPERM, EROFS};
         let known = [EACCES, EAGAIN, EDQUOT, EFBIG, EINTR, EIO, ENOSPC, EPERM, EROFS];
@@ -159,19 +174,13 @@ mod rules {
                 let action = Action::Log(rest.to_owned());
                 return Ok(Rule { action, names: Names::Changes, nth: 1, onwards: true, seen: 0 });
             }
+            if verb == "begin" {
+                let names = names(rest)?;
+                return Ok(Rule { action: Action::Begin, names, nth: 1, onwards: false, seen: 0 });
+            }
             let mut words = rest.split(':');
             let name = words.next().unwrap_or_default();
-            let names = match name {
-                "any" => Names::Changes,
-                "base" => Names::OfBase,
-                "all" => Names::All,
-                name => ALL
-                    .iter()
-                    .copied()
-                    .find(|failpoint| failpoint.name() == name)
-                    .map(Names::One)
-                    .ok_or_else(|| format!("no failpoint is called '{name}'"))?,
-            };
+            let names = names(name)?;
             let count = words.next().unwrap_or_default();
             let nth = count
                 .trim_end_matches('+')
@@ -244,8 +253,15 @@ mod rules {
     }
 
     fn follow(rules: &mut [Rule], failpoint: Failpoint) -> io::Result<()> {
-        for rule in rules.iter_mut().filter(|rule| rule.names.has(failpoint)) {
-            rule.seen += 1;
+        for rule in rules.iter_mut() {
+            let is_begun = rule.seen > 0;
+            rule.seen += u64::from(rule.names.has(failpoint));
+            match rule.action {
+                Action::Begin if is_begun => continue,
+                Action::Begin => return Ok(()),
+                _ if !rule.names.has(failpoint) => continue,
+                _ => {}
+            }
             if rule.seen != rule.nth && !(rule.onwards && rule.seen > rule.nth) {
                 continue;
             }
@@ -259,6 +275,7 @@ mod rules {
                         std::fs::OpenOptions::new().append(true).create(true).open(path)?;
                     writeln!(file, "{}", failpoint.name())?;
                 }
+                Action::Begin => {}
             }
         }
         Ok(())

@@ -56,15 +56,37 @@ fn a_command_reaches_no_head_but_its_own() {
     let says = place.read("out/says");
     assert!(says.contains("a command of 'jailfs run' has its own head, 'main', only"), "{says}");
     assert_eq!(state(&place), before);
-    // Without the wall, each would succeed: outside, the same commands do.
+    // Outside, the same commands succeed.
     for line in ["--head other checkpoint stolen", "--head other discard", "--head other fork mine"]
     {
         place.ok("base", line);
     }
 }
 
-/// The same by a program that speaks the protocol itself: the name of the head in the message does
-/// not count.
+/// The same by a program that speaks the protocol itself, as the command of the test below: this
+/// program again. Elsewhere it does nothing.
+#[test]
+fn a_command_that_speaks_the_protocol() {
+    let Some(store) = std::env::var_os("ATTACKED_STORE") else { return };
+    let name = Some("stolen".to_owned());
+    let requests = [
+        Request::Log,
+        Request::Checkpoint { name, message: String::new() },
+        Request::Discard { detach_mounts: false },
+        Request::Fork { names: vec!["mine".to_owned()], from: None },
+    ];
+    for request in requests {
+        let mut client = control::connect(Path::new(&store)).unwrap().unwrap();
+        client.set_head(Some("other".to_owned()));
+        match client.call(&request) {
+            Ok(_) => println!("\nThe attack succeeds: {request:?}"),
+            Err(error) => println!("\nIt is refused: {error}"),
+        }
+    }
+}
+
+/// The name of the head in a message does not count. The verbs of `jailfs` would fail without this
+/// wall, too: they look into the store, which the command does not have.
 #[test]
 fn the_name_in_a_message_does_not_open_another_head() {
     let place = Place::new();
@@ -74,10 +96,17 @@ fn the_name_in_a_message_does_not_open_another_head() {
     let store = store.map(|entry| entry.unwrap().path()).next().unwrap();
     place.make_out();
     // While the command waits, a client outside may name any head.
-    let wait = "touch ../out/ready; while [ ! -e ../out/done ]; do sleep 0.01; done;
-                $JAILFS --head other log >/dev/null 2>&1; echo $?; $JAILFS log >/dev/null; echo $?";
+    let program = std::env::current_exe().unwrap();
+    let wait = format!(
+        "touch ../out/ready; while [ ! -e ../out/done ]; do sleep 0.01; done
+         $JAILFS --head other log >/dev/null 2>&1; echo $?; $JAILFS log >/dev/null; echo $?
+         ATTACKED_STORE={} {} --exact heads::a_command_that_speaks_the_protocol --nocapture |
+             grep -E '^(The attack|It is)'",
+        store.display(),
+        program.display(),
+    );
     std::thread::scope(|scope| {
-        let run = scope.spawn(|| place.run("--keep --bind-rw ../out", wait));
+        let run = scope.spawn(|| place.run("--keep --bind-rw ../out", &wait));
         crate::place::until("it runs", || place.exists("out/ready"));
         let mut client = control::connect(&store).unwrap().unwrap();
         client.set_head(Some("other".to_owned()));
@@ -87,8 +116,12 @@ fn the_name_in_a_message_does_not_open_another_head() {
         assert_eq!(client.mounts().unwrap().meant, "main");
         place.write("out/done", "");
         let said = run.join().unwrap();
-        assert_eq!(said.out, "11\n0\n", "{said:?}");
+        let lines: Vec<&str> = said.out.lines().collect();
+        assert_eq!((lines.len(), &lines[..2]), (6, &["11", "0"][..]), "{said:?}");
+        let refused = "It is refused: use head 'other': a command of 'jailfs run' has its own head";
+        assert!(lines[2..].iter().all(|line| line.starts_with(refused)), "{said:?}");
     });
+    assert!(!place.ok("base", "--head other log").contains("stolen"));
 }
 
 #[test]

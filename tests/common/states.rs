@@ -6,8 +6,8 @@ use std::path::Path;
 use jailfs::sandbox::Sandbox;
 use jailfs::sandbox::{Change, Detail, Reply, Request, Rev};
 
-/// All states of a store: the present tree and every checkpoint, each compared with the base, with
-/// content.
+/// All states of a store: the present tree of each head and every checkpoint, each compared with the
+/// base, with content. `@` is the head `main`.
 pub fn states(store: &Path) -> BTreeMap<String, Vec<Change>> {
     let sandbox = Sandbox::open(store).unwrap();
     let Reply::Log(log) = sandbox.handle(Request::Log).unwrap() else { panic!("not a log") };
@@ -24,7 +24,10 @@ pub fn states(store: &Path) -> BTreeMap<String, Vec<Change>> {
             other => panic!("{other:?}"),
         }
     };
-    checkpoints.chain([Rev::Now]).map(diff).collect()
+    let Reply::Forks(heads) = sandbox.handle(Request::Forks).unwrap() else { panic!("no list") };
+    let heads = heads.into_iter().filter(|head| head.name != sandbox.head_name());
+    let heads = heads.map(|head| Rev::Head { head: head.name, back: 0 });
+    checkpoints.chain(heads).chain([Rev::Now]).map(diff).collect()
 }
 
 /// Runs the full consistency check, including all content.

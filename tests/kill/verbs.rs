@@ -1,5 +1,6 @@
 //! The verbs, and what each may leave if it is interrupted.
 
+use std::path::Path;
 use std::process::Output;
 use std::sync::Arc;
 
@@ -26,6 +27,12 @@ pub enum Pending {
         base: Saved,
     },
     Undo,
+    /// A merge of the fork in this slot into `main`, with the directories of the fork.
+    Merge {
+        slot: usize,
+        merged: Saved,
+        answered: bool,
+    },
     /// With the first link that was made meanwhile, and the first after the answer, if there was
     /// one.
     Restore {
@@ -46,8 +53,13 @@ fn lines(output: &Output) -> Vec<Value> {
 
 impl World {
     /// Runs a verb. Returns `None` if the kill interrupted it; it must not fail otherwise.
-    fn ask(&mut self, words: &[&str], control: &Control) -> Option<Vec<Value>> {
-        let output = self.jailfs(words);
+    pub fn ask(&mut self, words: &[&str], control: &Control) -> Option<Vec<Value>> {
+        self.ask_in(&self.main.mnt.clone(), words, control)
+    }
+
+    /// The same in another mount.
+    pub fn ask_in(&mut self, mnt: &Path, words: &[&str], control: &Control) -> Option<Vec<Value>> {
+        let output = self.jailfs(mnt, words);
         let code = output.status.code();
         self.note(format!(
             "{words:?}: {code:?}{}",
@@ -63,8 +75,9 @@ impl World {
     }
 
     /// A verb that programs in the mount do not notice.
-    pub fn busy_verb(&mut self, control: &Control) -> Pending {
-        match self.rng.below(20) {
+    pub fn busy_verb(&mut self, control: &Arc<Control>) -> Pending {
+        match self.rng.below(32) {
+            20.. => self.fork_verb(control),
             0..7 => self.checkpoint(control),
             7..9 => self.gc(control),
             9 => self.drop_one(control),
@@ -86,9 +99,19 @@ impl World {
     }
 
     fn checkpoint(&mut self, control: &Control) -> Pending {
-        let (name, marks) = (format!("c{}", stamp()), self.marks());
+        let (name, marks) = (format!("c{}", stamp()), self.main.marks());
         let said = self.ask(&["checkpoint", &name, "--json"], control);
-        let saved = self.since(&marks);
+        let saved = self.main.since(&marks);
+        self.checkpointed(said, name, saved)
+    }
+
+    /// The checkpoint of a head was made, or interrupted.
+    pub fn checkpointed(
+        &mut self,
+        said: Option<Vec<Value>>,
+        name: String,
+        saved: Saved,
+    ) -> Pending {
         let Some(said) = said else { return Pending::Checkpoint { name, saved } };
         let id = said[0]["id"].as_u64().unwrap();
         self.checkpoints.push(Checkpoint { id, name, saved });
@@ -99,7 +122,8 @@ impl World {
     fn gc(&mut self, control: &Control) -> Pending {
         let keep = if self.rng.one_in(3) { 1000 } else { 2 + self.rng.below(6) };
         let operations = [0, 5, 100][self.rng.below(3) as usize];
-        let all: Vec<u64> = self.checkpoints.iter().map(|checkpoint| checkpoint.id).collect();
+        let mut all: Vec<u64> = self.checkpoints.iter().map(|checkpoint| checkpoint.id).collect();
+        all.sort_unstable();
         let kept = all[all.len().saturating_sub(keep as usize)..].to_vec();
         // Automatic seals that it frees do not matter.
         self.operations.clear();
@@ -129,10 +153,11 @@ impl World {
     }
 
     fn apply(&mut self, control: &Control) -> Pending {
-        let marks = self.marks();
-        let only = self.rng.one_in(3).then(|| self.rng.below(self.writers.len() as u64) as usize);
+        let marks = self.main.marks();
+        let writers = self.main.writers.clone();
+        let only = self.rng.one_in(3).then(|| self.rng.below(writers.len() as u64) as usize);
         let mut words = vec!["apply", "--json", "--protected", "--privileges"];
-        words.extend(only.map(|at| self.writers[at].name));
+        words.extend(only.map(|at| writers[at].name));
         self.base_is_new = true;
         let said = self.ask(&words, control);
         let base = self.applied(&marks, only);
@@ -146,7 +171,7 @@ impl World {
 
     /// The base after an apply that began at these marks.
     fn applied(&self, marks: &[usize], only: Option<usize>) -> Saved {
-        let now = self.since(marks);
+        let now = self.main.since(marks);
         match only {
             None => now,
             Some(at) => {
@@ -170,25 +195,42 @@ impl World {
         Pending::Nothing
     }
 
-    /// A restore or `op restore`. Only the stream of links goes on meanwhile: the files that the
-    /// other writers have open would become orphans.
+    /// A restore or `op restore`, in `main` or a fork. Of the writers of that head, only the stream
+    /// of links goes on meanwhile: the files that the others have open would become orphans.
     pub fn quiet_verb(&mut self, control: &Arc<Control>) -> Pending {
+        match self.rng.below(6) {
+            0 => return self.restore_fork(control),
+            1 => return self.pick(control),
+            _ => {}
+        }
         let Some((words, to)) = self.some_state() else { return Pending::Nothing };
-        let (marks, first_new) = (self.marks(), stamp());
         let words: Vec<&str> = words.iter().map(String::as_str).collect();
-        let stream =
-            Working::start(&self.writers, |w| w.kind == Kind::Stream, &self.live.mnt, control);
-        let answer = self.ask(&words, control);
+        self.restore(&words, |_| to.clone(), control)
+    }
+
+    /// A restore of `main`. `to` is asked after it, and tells what it led to.
+    pub fn restore(
+        &mut self,
+        words: &[&str],
+        to: impl Fn(&World) -> Saved,
+        control: &Arc<Control>,
+    ) -> Pending {
+        let (marks, first_new) = (self.main.marks(), stamp());
+        let (writers, mnt) = (self.main.writers.clone(), self.main.mnt.clone());
+        let stream = Working::start(&writers, |w| w.kind == Kind::Stream, &mnt, control);
+        let answer = self.ask(words, control);
         let answered = answer.is_some().then(stamp);
         drop(stream);
-        let _undisturbed = control.undisturbed.lock().unwrap();
+        self.main_went_back();
+        let to = to(self);
+        let _undisturbed = control.undisturbed();
         let Some(said) = answer.filter(|_| !control.is_killed()) else {
             return Pending::Restore { to, first_new, answered };
         };
-        let before = self.since(&marks);
-        let found = self.read();
+        let before = self.main.since(&marks);
+        let found = self.main.read();
         let states = self.settle_restored(&to, &found, first_new, answered);
-        self.go_on(states.unwrap_or_else(|why| panic!("after {words:?}: {why}")));
+        self.main.go_on(states.unwrap_or_else(|why| panic!("after {words:?}: {why}")));
         let undo = said.last().unwrap()["undo"].as_u64();
         self.operations.extend(undo.map(|undo| (undo, before)));
         self.count("restores");
@@ -220,9 +262,9 @@ impl World {
         answered: Option<u64>,
     ) -> Result<Vec<State>, String> {
         let settle = |at: usize| {
-            let (writer, span, found) = (&self.writers[at], &to[at], &found[at]);
+            let (writer, span, found) = (&self.main.writers[at], &to[at], &found[at]);
             let settled = match found {
-                State::Numbers(numbers) if writer.kind == Kind::Stream => {
+                State::Numbers(numbers) if !writer.is_fixed => {
                     let old = State::Numbers(numbers.range(..first_new).copied().collect());
                     let new: Vec<u64> = numbers.range(first_new..).copied().collect();
                     let is_right = check_new_links(writer, &new, first_new, answered);

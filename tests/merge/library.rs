@@ -4,7 +4,7 @@ use std::fs as host;
 use std::sync::Arc;
 
 use jailfs::error::{Error, Kind};
-use jailfs::internals::fs::Caller;
+use jailfs::internals::fs::{Caller, RenameMode};
 use jailfs::internals::sys::failpoint;
 use jailfs::sandbox::{MergeTerms, Merged, Reply, Request, Rev, Sandbox, StoreOptions};
 use jailfs::types::{Name, NodeId, TreePath};
@@ -301,6 +301,32 @@ fn no_byte_of_either_head_is_unreachable_after_a_merge() {
     assert_eq!(checked.problems, Vec::<String>::new());
     let main = place.open();
     assert_eq!((get(&main, "new"), get(&main, "own")), (long.clone(), long));
+}
+
+/// The merge copies a directory of the base up. A program moves other directories all the time.
+#[test]
+fn a_merge_goes_on_while_programs_move_other_directories() {
+    let place = Place::new();
+    let (main, fork) = place.forked();
+    put(&fork, "dir/c", "try\n");
+    main.fs().mkdir(NodeId::ROOT, &name("d0"), 0o755, 0, ME).unwrap();
+    let is_over = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let (root, names) = (NodeId::ROOT, [name("d0"), name("d1")]);
+            for [from, to] in [[0, 1], [1, 0]].iter().cycle() {
+                let (from, to) = (&names[*from], &names[*to]);
+                main.fs().rename(root, from, root, to, RenameMode::Replace, 1).unwrap();
+                if is_over.load(std::sync::atomic::Ordering::SeqCst) {
+                    break;
+                }
+            }
+        });
+        let merged = try_merge(&main, terms("try"));
+        is_over.store(true, std::sync::atomic::Ordering::SeqCst);
+        merged.unwrap();
+    });
+    assert_eq!(get(&main, "dir/c"), "try\n");
 }
 
 /// Every call of a merge fails once, or from there on.

@@ -63,9 +63,13 @@ fn begin(layers: &Layers) -> Upper {
 }
 
 fn begin_layer(layers: &Layers, layer: LayerId) -> Upper {
+    begin_above(layers, layer, None)
+}
+
+fn begin_above(layers: &Layers, layer: LayerId, parent: Option<LayerId>) -> Upper {
     let header = Header {
         layer,
-        parent: None,
+        parent,
         head: "main".into(),
         epoch: Epoch(0),
         kind: LayerKind::Continues,
@@ -78,9 +82,9 @@ fn records(contents: &LayerContents) -> Vec<Record> {
     contents.records().collect::<Result<_>>().unwrap()
 }
 
-/// Overwrites 8 bytes of the journal of layer 1 with zeros, as a lost page would.
-fn tear_journal(layers: &Layers, at: u64) {
-    let journal = layers.dir_of(LayerId(1)).unwrap().file(JOURNAL, false).unwrap();
+/// Overwrites 8 bytes of the journal of a layer with zeros, as a lost page would.
+fn tear_journal(layers: &Layers, layer: LayerId, at: u64) {
+    let journal = layers.dir_of(layer).unwrap().file(JOURNAL, false).unwrap();
     journal.write_all_at(&[0; 8], at).unwrap();
 }
 
@@ -98,12 +102,58 @@ fn below_the_head_a_power_cut_can_tear_only_a_layer_that_was_never_sealed() {
         if is_sealed {
             upper.seal(seal(String::new()), &|| false).unwrap();
         }
-        tear_journal(&layers, torn_at);
+        tear_journal(&layers, LayerId(1), torn_at);
         let found = read(&layers, LayerId(1), &trust(TWO, LayerId(2)));
         match is_sealed {
             true => assert_eq!(found.err().map(|e| e.kind), Some(Kind::Damage)),
             false => {
                 assert_eq!(records(&found.unwrap()), [Record::Opened { writer: ONE }, resize()])
+            }
+        }
+    }
+}
+
+/// An old fork that is still written to does not make newer layers of other heads less certain: a
+/// layer was synced to its end if a head was published above it. Layer 1 is on top of the old fork.
+#[test]
+fn a_power_cut_tears_no_layer_below_any_head_however_old_another_head_is() {
+    let (fork, torn, above, top) = (LayerId(1), LayerId(2), LayerId(3), LayerId(4));
+    // The parent of the layer above, the tops of heads, the layers that heads name as sealed, and
+    // whether the torn layer is damaged.
+    let below = Some(torn);
+    type Case<'a> = (Option<LayerId>, &'a [LayerId], &'a [LayerId], bool);
+    let cases: [Case<'_>; 8] = [
+        (below, &[fork], &[], false),
+        (below, &[fork, torn], &[], false),
+        (below, &[fork, above], &[], true),
+        (below, &[fork, top], &[], true),
+        (below, &[fork], &[torn], true),
+        (below, &[fork], &[above], true),
+        // Another ancestry.
+        (None, &[fork, above], &[], false),
+        (None, &[fork, top], &[above], false),
+    ];
+    for (parent, tops, sealed, is_damaged) in cases {
+        let dir = tempfile::tempdir().unwrap();
+        let layers = layers(dir.path());
+        begin_layer(&layers, fork);
+        let mut upper = begin_layer(&layers, torn);
+        upper.record(&resize()).unwrap();
+        let torn_at = upper.journal_len();
+        upper.record(&resize()).unwrap();
+        upper.record(&resize()).unwrap();
+        upper.seal(seal(String::new()), &|| false).unwrap();
+        begin_above(&layers, above, parent);
+        begin_above(&layers, top, Some(above));
+        tear_journal(&layers, torn, torn_at);
+        let (tops, sealed) = (tops.iter().copied().collect(), sealed.iter().copied().collect());
+        let found = read(&layers, torn, &Trust { tops, sealed, ..trust(TWO, fork) });
+        let case = format!("above {parent:?}, damaged: {is_damaged}");
+        match is_damaged {
+            true => assert_eq!(found.err().map(|e| e.kind), Some(Kind::Damage), "{case}"),
+            false => {
+                let kept = [Record::Opened { writer: ONE }, resize()];
+                assert_eq!(records(&found.unwrap()), kept, "{case}");
             }
         }
     }
@@ -202,7 +252,7 @@ fn bytes_that_a_program_wrote_never_read_as_records() {
     upper.record(&xattr(log::frame(&Record::SyncFailed(1), 1 << 40).unwrap())).unwrap();
     let torn_at = upper.journal_len();
     upper.record(&xattr(log::frame(&Record::SyncFailed(1), 1 << 40).unwrap())).unwrap();
-    tear_journal(&layers, torn_at);
+    tear_journal(&layers, LayerId(1), torn_at);
     let found = read(&layers, LayerId(1), &trust(TWO, LayerId(0))).unwrap();
     assert!(found.unsynced.is_empty());
 }

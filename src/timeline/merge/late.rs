@@ -1,13 +1,14 @@
 //! Carries the edits of a merge over to a tree that programs changed after the merge was planned.
 //!
 //! That works if programs changed other nodes and names. A directory in which they made or removed
-//! other names differs only in its times and link count, and those add up.
+//! other names differs only in its times and link count, and those add up. A copy-up of a directory
+//! leaves it where it is, so it counts as a move only if another name leads to it afterwards.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 
 use crate::fs::State;
 use crate::tree::{Body, Dentry, Edit, Meta, Node, TreeDiff};
-use crate::types::Ino;
+use crate::types::{Ino, Name, TreePath};
 
 /// The edits for `now`, given those for `planned`. None if the merge must be planned again.
 pub(super) fn onto(planned: &State, now: &State, edits: &[Edit]) -> Option<Vec<Edit>> {
@@ -15,20 +16,25 @@ pub(super) fn onto(planned: &State, now: &State, edits: &[Edit]) -> Option<Vec<E
     if late.is_empty() {
         return Some(edits.to_vec());
     }
-    // Two moves of directories that are harmless each could make a cycle together. A directory that
-    // was there before is in the planned tree, or merges with one of the base.
-    let copied_up: BTreeSet<Ino> = edits.iter().filter_map(copied_up_dir).collect();
+    // Two moves of directories that are harmless each could make a cycle together.
+    let copied_up: BTreeMap<Ino, &TreePath> = edits.iter().filter_map(copied_up_dir).collect();
     let moves_dir = edits.iter().any(|edit| match edit {
-        Edit::Dentry { to: Some(Dentry::Child { ino, .. }), .. } => {
-            is_dir(planned, *ino) || copied_up.contains(ino)
+        Edit::Dentry { dir, name, to: Some(Dentry::Child { ino, .. }) } => {
+            let lower = || copied_up.get(dir).copied().or_else(|| base_of(planned, *dir));
+            is_dir(planned, *ino)
+                || copied_up
+                    .get(ino)
+                    .is_some_and(|base| !shows_base(planned, (*dir, name), lower(), base))
         }
         _ => false,
     });
     let late_move = late.names.iter().any(|(dir, name)| match now.tree.dentry(*dir, name) {
-        Some(Dentry::Child { ino, .. }) => now.tree.node(*ino).is_some_and(|node| {
-            let is_of_base = matches!(node.body, Body::Dir { base: Some(_) });
-            is_of_base || is_dir(planned, *ino)
-        }),
+        Some(Dentry::Child { ino, .. }) => {
+            let lower = || base_of(now, *dir);
+            is_dir(planned, *ino)
+                || base_of(now, *ino)
+                    .is_some_and(|base| !shows_base(planned, (*dir, name), lower(), base))
+        }
         Some(Dentry::Whiteout(_)) | None => false,
     });
     if moves_dir && late_move {
@@ -65,12 +71,35 @@ fn edit_onto(planned: &State, now: &State, late: &TreeDiff, edit: &Edit) -> Opti
     }
 }
 
-/// The directory of the base that an edit copies up.
-fn copied_up_dir(edit: &Edit) -> Option<Ino> {
+/// The directory that an edit copies up, and its path in the base.
+fn copied_up_dir(edit: &Edit) -> Option<(Ino, &TreePath)> {
     match edit {
-        Edit::Put { ino, node } if matches!(node.body, Body::Dir { base: Some(_) }) => Some(*ino),
+        Edit::Put { ino, node } => Some((*ino, base_path(node)?)),
         _ => None,
     }
+}
+
+/// The path in the base that a directory of the tree merges with.
+fn base_of(state: &State, dir: Ino) -> Option<&TreePath> {
+    base_path(state.tree.node(dir)?)
+}
+
+fn base_path(node: &Node) -> Option<&TreePath> {
+    match &node.body {
+        Body::Dir { base } => base.as_ref(),
+        _ => None,
+    }
+}
+
+/// Whether a name showed the directory `base` of the base before that was copied up. Its parent
+/// merges with `lower`. Then the copy-up is no move.
+fn shows_base(
+    planned: &State,
+    (dir, name): (Ino, &Name),
+    lower: Option<&TreePath>,
+    base: &TreePath,
+) -> bool {
+    planned.tree.dentry(dir, name).is_none() && lower.is_some_and(|dir| dir.join(name) == *base)
 }
 
 fn is_dir(state: &State, ino: Ino) -> bool {

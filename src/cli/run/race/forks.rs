@@ -5,8 +5,9 @@ use std::sync::Arc;
 
 use crate::cli::out;
 use crate::cli::target::wrong_answer;
-use crate::error::{Error, Kind, Result};
+use crate::error::{Attempt, Error, Kind, Result};
 use crate::sandbox::{Fork, RaceMark, Reply, Request, Rev, Sandbox};
+use crate::sys::failpoint::{self, Failpoint};
 
 /// The forks of one race. Their names are `run-RACE-ATTEMPT`.
 const PREFIX: &str = "run-";
@@ -124,6 +125,7 @@ fn drop_checkpoints(caller: &Arc<Sandbox>, heads: &BTreeSet<String>) -> Result<(
 /// # Errors
 /// Those of the sandbox. The tree is then as before.
 pub(super) fn take(caller: &Arc<Sandbox>, state: Rev) -> Result<Option<u64>> {
+    failpoint::hit(Failpoint::RunPick).attempt(|| "continue from the winner")?;
     let request =
         Request::Restore { to: state, paths: Vec::new(), dry_run: false, detach_mounts: false };
     match caller.handle(request) {

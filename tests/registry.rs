@@ -14,6 +14,8 @@
 mod cutter;
 #[path = "registry/partner.rs"]
 mod partner;
+#[path = "registry/tunnel.rs"]
+mod tunnel;
 
 use std::io::Cursor;
 use std::path::Path;
@@ -27,6 +29,7 @@ use jailfs::types::ByteRange;
 
 use cutter::{Cut, Cutter};
 use partner::{Partner, Tls};
+use tunnel::Tunnel;
 
 const MANIFEST_TYPE: &str = "application/vnd.oci.image.manifest.v1+json";
 
@@ -35,6 +38,7 @@ fn limits(attempts: u32) -> Limits {
         attempts,
         first_pause: Duration::from_millis(2),
         longest_pause: Duration::from_millis(50),
+        connect: Duration::from_secs(5),
         silence: Duration::from_secs(20),
         chunk: 100_000,
         ..Limits::default()
@@ -204,6 +208,31 @@ fn a_login_over_tls_with_a_private_authority() {
 
     let error = open(&partner.address, "a", &plain(2)).ping().unwrap_err();
     assert!(error.reason.contains("400"), "plain http to a TLS port: {error}");
+}
+
+#[test]
+fn a_proxy_of_the_environment_is_used_and_told_its_own_password() {
+    let dir = tempfile::tempdir().unwrap();
+    let tls_files = Tls::make(dir.path());
+    let partner = Partner::start(None, Some(&tls_files));
+    let tunnel = Tunnel::start(&partner.address);
+    let proxy = format!("http://user:secret@{}", tunnel.address);
+    let with = |exceptions: &str| {
+        let ca = ("SSL_CERT_FILE", tls_files.authority.as_path());
+        let proxy = ("HTTPS_PROXY", Path::new(&proxy));
+        tls(1, &[ca, proxy, ("NO_PROXY", Path::new(exceptions))])
+    };
+    let blob = noise(4, 150_000);
+    let repository = open("registry.example", "a", &with("other.example"));
+    push_all(&repository, &[&blob], "t").unwrap();
+    assert!(fetch(&repository, &blob).unwrap() == blob);
+    let heads = tunnel.heads();
+    assert!(heads[0].starts_with("CONNECT registry.example:443 HTTP/1.1\r\n"), "{heads:?}");
+    assert!(heads[0].contains("Basic dXNlcjpzZWNyZXQ="), "{heads:?}");
+
+    let direct = open("registry.example", "a", &with(".example")).ping().unwrap_err();
+    assert_eq!(tunnel.heads().len(), heads.len(), "the proxy is not asked");
+    assert!(!direct.to_string().contains("secret"), "{direct}");
 }
 
 #[test]

@@ -211,7 +211,7 @@ fn content_range(text: &str, size: u64) -> Option<ByteRange> {
     let (first, last) = range.split_once('-')?;
     let (first, last): (u64, u64) = (first.trim().parse().ok()?, last.trim().parse().ok()?);
     let is_right = first <= last && last < size && (total == "*" || total.parse() == Ok(size));
-    is_right.then_some(ByteRange { start: first, end: last + 1 })
+    is_right.then(|| ByteRange { start: first, end: last + 1 })
 }
 
 fn too_many(answer: &Answer, blob: &Descriptor) -> Fault {

@@ -104,6 +104,8 @@ impl Plan {
 type Budget = Arc<Mutex<Option<u64>>>;
 
 fn connect(client: TcpStream, server: TcpStream, plan: &Arc<Mutex<Plan>>) {
+    client.set_nodelay(true).unwrap();
+    server.set_nodelay(true).unwrap();
     let budget: Budget = Arc::new(Mutex::new(plan.lock().unwrap().next_budget()));
     let drops_answer = Arc::new(AtomicBool::new(false));
     let both = [client.try_clone().unwrap(), server.try_clone().unwrap()];

@@ -21,7 +21,7 @@ pub struct Partner {
     _dir: TempDir,
 }
 
-/// A private authority, and a certificate of it for 127.0.0.1.
+/// A private authority, and a certificate of it for 127.0.0.1 and registry.example.
 pub struct Tls {
     pub authority: PathBuf,
     certificate: PathBuf,
@@ -131,7 +131,7 @@ impl Tls {
         openssl(&["req"], &[&curve[..], &authority, &out].concat());
         let out = ["-subj", "/CN=registry", "-keyout", &key, "-out", &request];
         openssl(&["req"], &[&curve[..], &out].concat());
-        std::fs::write(&extensions, "subjectAltName=IP:127.0.0.1,DNS:localhost\n").unwrap();
+        std::fs::write(&extensions, "subjectAltName=IP:127.0.0.1,DNS:registry.example\n").unwrap();
         let signer = ["-CA", &ca, "-CAkey", &ca_key, "-CAcreateserial", "-days", "2"];
         let out = ["-in", &request, "-extfile", &extensions, "-out", &certificate];
         openssl(&["x509", "-req"], &[&signer[..], &out].concat());

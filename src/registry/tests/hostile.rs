@@ -12,10 +12,19 @@ fn refused<T>(
     answers: impl Fn(&Head, &mut Exchange) + Send + Sync + 'static,
     operation: impl FnOnce(&Repository) -> Result<T>,
 ) -> Error {
+    refused_within(limits(), answers, operation)
+}
+
+fn refused_within<T>(
+    limits: Limits,
+    answers: impl Fn(&Head, &mut Exchange) + Send + Sync + 'static,
+    operation: impl FnOnce(&Repository) -> Result<T>,
+) -> Error {
     let server = Server::new(answers);
     let begin = Instant::now();
-    let error = operation(&repository(&server)).err().expect("the answer is refused");
-    assert!(begin.elapsed() < Duration::from_secs(10), "it takes too long: {error}");
+    let repository = repository_with(&server, Environment::default(), limits);
+    let error = operation(&repository).err().expect("the answer is refused");
+    assert!(begin.elapsed() < Duration::from_secs(15), "it takes too long: {error}");
     let text = error.to_string();
     assert!(text.contains(&format!("http://{}/v2/a/", server.address())), "{text}");
     assert!(!text.chars().any(char::is_control), "{text:?}");
@@ -25,7 +34,11 @@ fn refused<T>(
 
 /// Checks the reason for which a download of the blob `0123456789` fails.
 fn blob_refused(answers: Answers, reason: &str) {
-    let error = refused(answers, |repository| {
+    blob_refused_within(limits(), answers, reason);
+}
+
+fn blob_refused_within(limits: Limits, answers: Answers, reason: &str) {
+    let error = refused_within(limits, answers, |repository| {
         let mut sink = Vec::new();
         let blob = Descriptor::of(b"0123456789");
         let result = repository.fetch_blob(&blob, &mut sink, &mut Meter::silent());
@@ -135,7 +148,8 @@ fn endless_and_malformed_heads_are_refused() {
 
 #[test]
 fn a_slow_or_silent_registry_is_left() {
-    blob_refused(
+    blob_refused_within(
+        impatient(),
         |_, answer| {
             let head = "HTTP/1.1 200 x\r\ncontent-length: 10\r\n\r\n";
             endless(answer, head, "0", Duration::from_millis(150));
@@ -143,9 +157,18 @@ fn a_slow_or_silent_registry_is_left() {
         "too slowly",
     );
     let pause = Duration::from_millis(100);
-    blob_refused(|_, answer| endless(answer, "HTTP/1.1 ", "2", Duration::from_millis(100)), "");
-    blob_refused(|_, _| std::thread::sleep(Duration::from_secs(3)), "the time limit passed");
-    let error = refused(
+    blob_refused_within(
+        impatient(),
+        |_, answer| endless(answer, "HTTP/1.1 ", "2", Duration::from_millis(100)),
+        "",
+    );
+    blob_refused_within(
+        impatient(),
+        |_, _| std::thread::sleep(Duration::from_secs(3)),
+        "the time limit passed",
+    );
+    let error = refused_within(
+        impatient(),
         move |_, answer| endless(answer, CHUNKED, "1\r\na\r\n", pause),
         |repository| repository.manifest(&Version::Tag("t".into())),
     );

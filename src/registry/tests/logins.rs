@@ -34,7 +34,7 @@ fn basic(head: &Head, answer: &mut Exchange) {
 fn a_password_is_sent_after_the_registry_asks_for_it() {
     let dir = tempfile::tempdir().unwrap();
     let server = Server::new(basic);
-    let repository = repository_with(&server, environment(dir.path(), &server, PASSWORD));
+    let repository = repository_with(&server, environment(dir.path(), &server, PASSWORD), limits());
     repository.tags().unwrap();
     repository.tags().unwrap();
     let sent: Vec<bool> =
@@ -49,7 +49,7 @@ fn a_missing_or_wrong_login_is_explained() {
     let error = repository(&server).tags().unwrap_err();
     assert!(error.hint.as_ref().unwrap().contains("no login was found"), "{error:?}");
     let wrong = r#"{"username": "u", "password": "secret"}"#;
-    let repository = repository_with(&server, environment(dir.path(), &server, wrong));
+    let repository = repository_with(&server, environment(dir.path(), &server, wrong), limits());
     let error = repository.tags().unwrap_err();
     assert!(error.hint.as_ref().unwrap().contains("not accepted"), "{error:?}");
     assert!(!format!("{error:?}").contains("secret"));
@@ -69,7 +69,8 @@ fn a_login_is_not_sent_along_a_redirect_to_another_host() {
             Some(BASIC) => answer.answer(307, &[("location", &location)], ""),
             _ => challenge(answer, "Basic realm=\"x\""),
         });
-        let repository = repository_with(&server, environment(dir.path(), &server, PASSWORD));
+        let repository =
+            repository_with(&server, environment(dir.path(), &server, PASSWORD), limits());
         let blob = Descriptor::of(b"0123456789");
         let result = repository.fetch_blob(&blob, &mut Vec::new(), &mut Meter::silent());
         assert_eq!(result.is_ok(), is_fine, "{result:?}");
@@ -87,7 +88,7 @@ fn a_login_stays_with_a_redirect_on_the_same_host() {
         Some(BASIC) => answer.answer(307, &[("location", "/blob")], ""),
         _ => challenge(answer, "Basic realm=\"x\""),
     });
-    let repository = repository_with(&server, environment(dir.path(), &server, PASSWORD));
+    let repository = repository_with(&server, environment(dir.path(), &server, PASSWORD), limits());
     let blob = Descriptor::of(b"0123456789");
     repository.fetch_blob(&blob, &mut Vec::new(), &mut Meter::silent()).unwrap();
 }
@@ -135,7 +136,8 @@ fn a_token_is_fetched_once_and_again_when_it_is_refused() {
     for entry in [PASSWORD, r#"{"identitytoken": "i t"}"#] {
         let dir = tempfile::tempdir().unwrap();
         let (tokens, server) = token_server(300);
-        let repository = repository_with(&server, environment(dir.path(), &server, entry));
+        let repository =
+            repository_with(&server, environment(dir.path(), &server, entry), limits());
         for _ in 0..3 {
             repository.tags().unwrap();
         }

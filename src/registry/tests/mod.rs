@@ -11,13 +11,23 @@ use super::*;
 
 use self::server::Server;
 
-/// Limits that end a test soon.
-fn limits() -> Limits {
+/// Limits under which a registry is left soon.
+fn impatient() -> Limits {
     Limits {
-        connect: Duration::from_secs(5),
         silence: Duration::from_millis(400),
         answer: Duration::from_millis(1500),
         slowest: 50_000,
+        ..limits()
+    }
+}
+
+/// Limits with short pauses. No test waits for their end.
+fn limits() -> Limits {
+    Limits {
+        connect: Duration::from_secs(20),
+        silence: Duration::from_secs(20),
+        answer: Duration::from_secs(40),
+        slowest: 1,
         attempts: 3,
         first_pause: Duration::from_millis(2),
         longest_pause: Duration::from_millis(10),
@@ -29,13 +39,13 @@ fn limits() -> Limits {
 
 /// The repository `a` at the server, over plain http.
 fn repository(server: &Server) -> Repository {
-    repository_with(server, Environment::default())
+    repository_with(server, Environment::default(), limits())
 }
 
-fn repository_with(server: &Server, environment: Environment) -> Repository {
+fn repository_with(server: &Server, environment: Environment, limits: Limits) -> Repository {
     let reference = Reference::parse(&format!("{}/a", server.address())).unwrap();
     let plain_http = PlainHttp::Loopback;
-    Repository::open(&reference, &Options { environment, plain_http, limits: limits() }).unwrap()
+    Repository::open(&reference, &Options { environment, plain_http, limits }).unwrap()
 }
 
 /// Bytes without a pattern that repeats soon.

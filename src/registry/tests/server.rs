@@ -36,6 +36,10 @@ impl Exchange {
     /// Reads some of the body. Zero: its end, or a cut.
     pub(super) fn read(&mut self, buffer: &mut [u8]) -> usize {
         let most = self.left.min(buffer.len() as u64) as usize;
+        if most == 0 {
+            // A BufReader waits for input even if it is asked for no byte.
+            return 0;
+        }
         let read = self.reader.read(&mut buffer[..most]).unwrap_or(0);
         self.left -= read as u64;
         read
@@ -131,6 +135,7 @@ impl Drop for Server {
 }
 
 fn serve(stream: TcpStream, handler: &Handler, seen: &Mutex<Vec<Head>>) {
+    stream.set_nodelay(true).unwrap();
     let mut exchange = Exchange { reader: BufReader::new(stream), left: 0 };
     while let Some(head) = read_head(&mut exchange.reader) {
         exchange.left = head.length();

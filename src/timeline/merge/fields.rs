@@ -8,6 +8,7 @@ use crate::error::FsResult;
 use crate::fs::{Found, State};
 use crate::timeline::diff::same_content;
 use crate::tree::Xattrs;
+use crate::types::FileKind;
 
 /// The parts of a node that differ between two states. Times are not among them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -33,7 +34,8 @@ impl FieldDiff {
     ) -> FsResult<FieldDiff> {
         let (was, is) = (old_state.node(old)?, new_state.node(new)?);
         Ok(FieldDiff {
-            content: !same_content(old_state, old, new_state, new)?,
+            // After an apply, a directory that a head made merges with one of the base.
+            content: was.kind() != FileKind::Dir && !same_content(old_state, old, new_state, new)?,
             mode: was.meta.mode != is.meta.mode,
             owner: (was.meta.uid, was.meta.gid) != (is.meta.uid, is.meta.gid),
             xattrs: differing(&was.xattrs, &is.xattrs),

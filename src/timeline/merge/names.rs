@@ -124,15 +124,12 @@ impl<'a> Names<'a> {
         let path = paths.first().cloned().unwrap_or_default();
         let choice = self.rules.choice(paths);
         if let Some(side) = choice.or_else(|| self.rules.markers.as_ref().map(|_| Side::Ours)) {
-            let before = self.picks.len();
+            let before = self.picks.clone();
             pick(self, side);
-            let is_picked = self.picks.len() > before;
+            let is_picked = self.picks.len() > before.len();
             if is_picked && choice.is_none() {
-                let found = their.map(|ino| self.three.head(Side::Theirs).node(ino)).transpose()?;
-                let theirs = found.filter(|found| found.ino().is_some());
-                let did = did(Side::Theirs)?;
-                let path = path.clone();
-                self.kept.push(Kept { path, theirs, did, only_attributes: false });
+                self.keep(path.clone(), their, did(Side::Theirs)?)?;
+                self.keep_replacements(&before, their)?;
             }
             if is_picked {
                 return Ok(());
@@ -141,6 +138,35 @@ impl<'a> Names<'a> {
         let (ours, theirs) = (did(Side::Ours)?, did(Side::Theirs)?);
         let conflict = Conflict { path: path.clone(), ours, theirs };
         self.conflicts.entry(path).or_insert(conflict);
+        Ok(())
+    }
+
+    /// Notes that a node of the other head goes beside ours; without a node, that it has none.
+    fn keep(&mut self, path: TreePath, their: Option<Ino>, did: Did) -> FsResult<()> {
+        let found = their.map(|ino| self.three.head(Side::Theirs).node(ino)).transpose()?;
+        let theirs = found.filter(|found| found.ino().is_some());
+        self.kept.push(Kept { path, theirs, did, only_attributes: false });
+        Ok(())
+    }
+
+    /// Our head was picked for all names of a node. At some of them the other head may have put
+    /// another node than `their`, which no conflict names. It goes beside ours, too.
+    fn keep_replacements(
+        &mut self,
+        before: &BTreeMap<Slot, Side>,
+        their: Option<Ino>,
+    ) -> FsResult<()> {
+        let three = self.three;
+        let picked = self.picks.keys().filter(|slot| !before.contains_key(*slot));
+        for slot in picked.cloned().collect::<Vec<Slot>>() {
+            let Some(values) = three.slots.get(&slot) else { continue };
+            let theirs = values.of(Side::Theirs);
+            if theirs.is_some() && theirs != their && values.is_changed_by(Side::Theirs) {
+                let did = at_name(three, Side::Theirs, (values.base, theirs))?;
+                let path = three.paths(&slot)?.into_iter().next().unwrap_or_default();
+                self.keep(path, theirs, did)?;
+            }
+        }
         Ok(())
     }
 

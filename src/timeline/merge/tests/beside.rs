@@ -169,6 +169,20 @@ fn renames_and_moves_that_exclude_each_other_stay() {
 }
 
 #[test]
+fn a_file_that_took_the_name_of_a_conflicting_one_stays() {
+    let ours: Run = |p| p.write(&path("n"), b"\0ours\n", false);
+    let theirs: Run = |p| {
+        p.write(&path("l1"), b"edited\n", true);
+        p.link(&path("b/l2"), &path("n"));
+    };
+    let merged = run(ours, theirs, &rules());
+    assert_eq!(merged.beside, ["l1~try", "n~try"]);
+    assert_eq!(read(&merged.state, "n").unwrap(), "\0ours\n");
+    assert_eq!(read(&merged.state, "l1~try").unwrap(), "edited\n");
+    assert_eq!(read(&merged.state, "n~try"), read(&merged.state, "b/l2"));
+}
+
+#[test]
 fn a_unit_of_each_side_stays() {
     let git: [Run; 2] = [
         |p| {

@@ -14,6 +14,5 @@ mod blob;
 mod documents;
 mod layout;
 
-pub use blob::{LayerWriter, Verified};
-pub use documents::{Descriptor, is_tag};
-pub use layout::{Image, Layout, NewLayer, open_tar};
+pub use documents::is_tag;
+pub use layout::{Image, Layout, open_tar};

@@ -77,11 +77,6 @@ impl<R: Read> Reader<R> {
         self.read_data(buffer).map_err(|error| self.error(error.into()))
     }
 
-    /// Returns the source of the archive.
-    pub fn into_inner(self) -> R {
-        self.from
-    }
-
     fn error(&self, Bad(why, errno): Bad) -> Error {
         let attempt = match self.path.is_empty() {
             true => "read the archive".to_owned(),

@@ -1,7 +1,7 @@
 //! Kills the daemon again and again at random moments, while writers in several heads and verbs
 //! run. After each remount, each mount holds exactly the acknowledged operations of its head, in
-//! order, and perhaps the operations that were in flight. Forks are made, dropped, merged and picked
-//! meanwhile: each exists as it was asked for, and every other one is unchanged.
+//! order, and perhaps the operations that were in flight. Forks are made, dropped, merged and
+//! picked meanwhile: each exists as it was asked for, and every other one is unchanged.
 //!
 //! `JAILFS_KILLS=N` kills N times. `JAILFS_KILL_SEED=N` chooses the moments and the load; timing
 //! also matters, so a seed that failed is tried several times. A failure prints its seed and the

@@ -378,7 +378,6 @@ mod tests {
             "jailfs drop",
             "jailfs fork",
             "jailfs fork try -n 0",
-            "jailfs fork --drop try /m",
             "jailfs fork --drop try --from green",
             "jailfs export @",
             "jailfs export --tar -",

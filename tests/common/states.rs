@@ -6,8 +6,8 @@ use std::path::Path;
 use jailfs::sandbox::Sandbox;
 use jailfs::sandbox::{Change, Detail, Reply, Request, Rev};
 
-/// All states of a store: the present tree of each head and every checkpoint, each compared with the
-/// base, with content. `@` is the head `main`.
+/// All states of a store: the present tree of each head and every checkpoint, each compared with
+/// the base, with content. `@` is the head `main`.
 pub fn states(store: &Path) -> BTreeMap<String, Vec<Change>> {
     let sandbox = Sandbox::open(store).unwrap();
     let Reply::Log(log) = sandbox.handle(Request::Log).unwrap() else { panic!("not a log") };

@@ -31,8 +31,9 @@ fn umoci_unpacks_an_image_to_the_tree_that_the_mount_shows() {
 fn podman_stores_an_image_as_the_tree_that_the_mount_shows() {
     let live = Live::new(BASE);
     live.sh(CHANGES);
-    // podman stores no time before 1970, and no time of the root.
-    live.sh("touch -d @5.5 dir/file");
+    // podman stores no time before 1970, and no time of the root. It lets files inherit the default
+    // ACL of their directory.
+    live.sh("touch -d @5.5 dir/file; setfacl -k dir/sub");
     let wanted = tree(&live.mnt);
     // podman takes a path for a name, which has no capitals.
     let id = std::process::id();

@@ -37,7 +37,7 @@ pub struct Fork {
     working: Option<Working>,
 }
 
-/// What an interrupted operation may have led to.
+/// The result that an interrupted operation may have had.
 enum Maybe {
     /// All but the directories of its own writers.
     Merged(Saved),

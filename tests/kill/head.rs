@@ -128,8 +128,8 @@ impl Head {
     }
 
     /// Finds out which of some states the mount shows in the directories that `wanted` selects, and
-    /// continues from it. The directories of programs are read if that is asked for, or if more than
-    /// one state is possible without them. Returns the number of the state.
+    /// continues from it. The directories of programs are read if that is asked for, or if more
+    /// than one state is possible without them. Returns the number of the state.
     pub fn adopt(
         &self,
         options: &[Saved],

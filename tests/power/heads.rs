@@ -1,6 +1,6 @@
-//! Power cuts while forks are made, dropped, merged and picked. The cuts come at every change of the
-//! store by these operations, or at one in so many of them. Afterwards each head exists or not as it
-//! was acknowledged, shows at least what was synced in it, and works.
+//! Power cuts while forks are made, dropped, merged and picked. The cuts come at every change of
+//! the store by these operations, or at one in so many of them. Afterwards each head exists or not
+//! as it was acknowledged, shows at least what was synced in it, and works.
 
 use std::ops::Range;
 

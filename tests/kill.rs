@@ -1,7 +1,6 @@
-//! Kills the daemon again and again at random moments, while writers in several heads and verbs
-//! run. After each remount, each mount holds exactly the acknowledged operations of its head, in
-//! order, and perhaps the operations that were in flight. Forks are made, dropped, merged and
-//! picked meanwhile: each exists as it was asked for, and every other one is unchanged.
+//! Kills the daemon again and again at random moments, while several writers and verbs run. After
+//! each remount, the mount holds exactly the acknowledged operations, in order, and perhaps the
+//! operations that were in flight.
 //!
 //! `JAILFS_KILLS=N` kills N times. `JAILFS_KILL_SEED=N` chooses the moments and the load; timing
 //! also matters, so a seed that failed is tried several times. A failure prints its seed and the
@@ -19,13 +18,9 @@
 
 #[path = "kill/files.rs"]
 mod files;
-#[path = "kill/forks.rs"]
-mod forks;
 #[expect(dead_code, reason = "other tests use the rest of it")]
 #[path = "common/live.rs"]
 mod harness;
-#[path = "kill/head.rs"]
-mod head;
 #[path = "kill/programs.rs"]
 mod programs;
 #[path = "model/rng.rs"]

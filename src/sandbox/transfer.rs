@@ -2,10 +2,10 @@
 //!
 //! * An export writes one tar archive to the pipe. It is complete if the reply says so.
 //! * An import reads frames, because the sender knows only at the end whether all digests are
-//!   right: `length u32 little-endian | bytes`. Length 0 ends an archive, and [`COMMIT`] ends the
+//!   right: `length u32 little-endian | bytes`. Length 0 ends an archive, and `COMMIT` ends the
 //!   import. A pipe that ends before that is an import that failed.
 //! * Only pipes are taken. A file could lie in our own mount, and wait for us.
-//! * A pipe is never waited for longer than [`STALLED`], and not after the sandbox is asked to
+//! * A pipe is never waited for longer than `STALLED`, and not after the sandbox is asked to
 //!   close.
 
 use std::fs::File;

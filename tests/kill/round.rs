@@ -2,6 +2,7 @@
 
 use std::process::Command;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
@@ -9,7 +10,6 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use crate::harness::text;
-use crate::head::{Head, dirs_of};
 use crate::span::{Span, State};
 use crate::verbs::Pending;
 use crate::world::{Checkpoint, World};
@@ -34,8 +34,7 @@ impl World {
     /// Loads the mount, kills its daemon, mounts again, and compares the mount with the
     /// acknowledged operations.
     pub fn round(&mut self) {
-        let heads = self.forks.iter().flatten().map(|fork| &fork.head);
-        heads.chain([&self.main]).for_each(Head::begin_anew_what_is_long);
+        self.begin_anew_what_is_long();
         let moment = match self.rng.one_in(2) {
             true => KillTime::After(Duration::from_micros(self.rng.below(500_000))),
             false => KillTime::During(
@@ -51,9 +50,7 @@ impl World {
         let pending = self.load(moment, &arm, &control);
         drop(arm);
         killer.join().unwrap();
-        self.stop_forks();
         self.live.wait_until_dead();
-        self.wait_until_forks_are_dead();
         control.check();
         self.kills += 1;
         self.check_store();
@@ -62,7 +59,6 @@ impl World {
         }
         self.live.mount();
         self.hold_against(pending);
-        self.remount_forks();
     }
 
     /// Works until the daemon is dead. Returns the verb that was interrupted.
@@ -88,10 +84,8 @@ impl World {
                 arm.send(delay).unwrap();
             }
         };
-        self.start_forks(control);
         while !control.is_killed() {
-            let main = &self.main;
-            let working = Working::start(&main.writers, |_| true, &main.mnt, control);
+            let working = Working::start(&self.writers, |_| true, &self.live.mnt, control);
             for _ in 0..=self.rng.below(3) {
                 begin(self);
                 let pending = self.busy_verb(control);
@@ -130,7 +124,7 @@ impl World {
         self.hold_checkpoints_against(&pending);
         self.hold_base_against(pending);
         if self.rng.one_in(3) {
-            let output = self.jailfs(&self.main.mnt, &["check", "--read-data"]);
+            let output = self.jailfs(&["check", "--read-data"]);
             assert!(output.status.success(), "check after the mount: {}", text(&output));
             assert!(
                 !text(&output).contains("warning: "),
@@ -141,21 +135,9 @@ impl World {
     }
 
     fn hold_tree_against(&mut self, pending: &Pending) {
-        let found = self.main.read();
-        let now = self.main.since(&self.main.marks());
+        let found = self.read();
+        let now = self.since(&self.marks());
         let states = match pending {
-            Pending::Merge { slot, merged, answered } => {
-                self.count("merges that were cut off");
-                let mut after = now.clone();
-                drop(after.splice(dirs_of(*slot), merged.iter().cloned()));
-                match (self.main.settle(&after, &found), *answered) {
-                    (Err(why), false) => self
-                        .main
-                        .settle(&now, &found)
-                        .map_err(|not| format!("not merged: {not}\nmerged: {why}")),
-                    (states, _) => states,
-                }
-            }
             Pending::Restore { to, first_new, answered } => {
                 self.count("restores that were cut off");
                 let restored = self.settle_restored(to, &found, *first_new, *answered);
@@ -163,15 +145,14 @@ impl World {
                     (Ok(states), _) => Ok(states),
                     (Err(why), Some(_)) => Err(why),
                     (Err(why), None) => self
-                        .main
                         .settle(&now, &found)
                         .map_err(|not| format!("not restored: {not}\nrestored: {why}")),
                 }
             }
-            _ => self.main.settle(&now, &found),
+            _ => self.settle(&now, &found),
         };
         match states {
-            Ok(states) => self.main.go_on(states),
+            Ok(states) => self.go_on(states),
             Err(why) => panic!("what was acknowledged is not there: {why}"),
         }
     }
@@ -217,14 +198,14 @@ impl World {
             let found = writer.read(&root, Some(&scratch));
             found.unwrap_or_else(|error| panic!("{} in the base: {error}", writer.name))
         };
-        let found: Vec<State> = self.main.writers.iter().map(read).collect();
+        let found: Vec<State> = self.writers.iter().map(read).collect();
         let other = match pending {
             Pending::Apply { base } => Some(base),
             Pending::Undo => self.before_apply.clone(),
             _ => None,
         };
-        let as_before = self.main.settle(&self.base, &found);
-        let as_after = other.as_ref().map(|other| self.main.settle(other, &found));
+        let as_before = self.settle(&self.base, &found);
+        let as_after = other.as_ref().map(|other| self.settle(other, &found));
         let is_after = as_after.as_ref().is_some_and(|after| after.is_ok());
         if other.is_some() {
             self.count("applies that were cut off");
@@ -250,7 +231,7 @@ impl World {
 fn kill_when(armed: &Receiver<Duration>, pid: Pid, control: &Control) {
     let delay = armed.recv().unwrap_or_default();
     std::thread::sleep(delay);
-    let _undisturbed = control.undisturbed();
-    control.set_killed();
+    let _undisturbed = control.undisturbed.lock().unwrap();
+    control.killed.store(true, Ordering::SeqCst);
     kill(pid, Signal::SIGKILL).unwrap();
 }

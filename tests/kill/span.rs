@@ -80,20 +80,6 @@ impl Span {
         Span { start, ops: Vec::new(), from: 0 }
     }
 
-    /// The same in another head, in which files have other inode numbers.
-    pub fn without_numbers(mut self) -> Span {
-        self.start = match self.start {
-            State::Tree(tree) => State::Tree(tree.without_numbers()),
-            other => other,
-        };
-        for op in &mut self.ops {
-            if let Op::File(files::Op::Create(_, ino)) = op {
-                *ino = 0;
-            }
-        }
-        self
-    }
-
     /// The possible state that equals the found one, if there is one.
     pub fn settle(&self, found: &State) -> Result<State, String> {
         let mut state = self.start.clone();

@@ -1,6 +1,5 @@
 //! The verbs, and what each may leave if it is interrupted.
 
-use std::path::Path;
 use std::process::Output;
 use std::sync::Arc;
 
@@ -27,12 +26,6 @@ pub enum Pending {
         base: Saved,
     },
     Undo,
-    /// A merge of the fork in this slot into `main`, with the directories of the fork.
-    Merge {
-        slot: usize,
-        merged: Saved,
-        answered: bool,
-    },
     /// With the first link that was made meanwhile, and the first after the answer, if there was
     /// one.
     Restore {
@@ -53,13 +46,8 @@ fn lines(output: &Output) -> Vec<Value> {
 
 impl World {
     /// Runs a verb. Returns `None` if the kill interrupted it; it must not fail otherwise.
-    pub fn ask(&mut self, words: &[&str], control: &Control) -> Option<Vec<Value>> {
-        self.ask_in(&self.main.mnt.clone(), words, control)
-    }
-
-    /// The same in another mount.
-    pub fn ask_in(&mut self, mnt: &Path, words: &[&str], control: &Control) -> Option<Vec<Value>> {
-        let output = self.jailfs(mnt, words);
+    fn ask(&mut self, words: &[&str], control: &Control) -> Option<Vec<Value>> {
+        let output = self.jailfs(words);
         let code = output.status.code();
         self.note(format!(
             "{words:?}: {code:?}{}",
@@ -75,9 +63,8 @@ impl World {
     }
 
     /// A verb that programs in the mount do not notice.
-    pub fn busy_verb(&mut self, control: &Arc<Control>) -> Pending {
-        match self.rng.below(32) {
-            20.. => self.fork_verb(control),
+    pub fn busy_verb(&mut self, control: &Control) -> Pending {
+        match self.rng.below(20) {
             0..7 => self.checkpoint(control),
             7..9 => self.gc(control),
             9 => self.drop_one(control),
@@ -99,19 +86,9 @@ impl World {
     }
 
     fn checkpoint(&mut self, control: &Control) -> Pending {
-        let (name, marks) = (format!("c{}", stamp()), self.main.marks());
+        let (name, marks) = (format!("c{}", stamp()), self.marks());
         let said = self.ask(&["checkpoint", &name, "--json"], control);
-        let saved = self.main.since(&marks);
-        self.checkpointed(said, name, saved)
-    }
-
-    /// The checkpoint of a head was made, or interrupted.
-    pub fn checkpointed(
-        &mut self,
-        said: Option<Vec<Value>>,
-        name: String,
-        saved: Saved,
-    ) -> Pending {
+        let saved = self.since(&marks);
         let Some(said) = said else { return Pending::Checkpoint { name, saved } };
         let id = said[0]["id"].as_u64().unwrap();
         self.checkpoints.push(Checkpoint { id, name, saved });
@@ -122,8 +99,7 @@ impl World {
     fn gc(&mut self, control: &Control) -> Pending {
         let keep = if self.rng.one_in(3) { 1000 } else { 2 + self.rng.below(6) };
         let operations = [0, 5, 100][self.rng.below(3) as usize];
-        let mut all: Vec<u64> = self.checkpoints.iter().map(|checkpoint| checkpoint.id).collect();
-        all.sort_unstable();
+        let all: Vec<u64> = self.checkpoints.iter().map(|checkpoint| checkpoint.id).collect();
         let kept = all[all.len().saturating_sub(keep as usize)..].to_vec();
         // Automatic seals that it frees do not matter.
         self.operations.clear();
@@ -153,11 +129,10 @@ impl World {
     }
 
     fn apply(&mut self, control: &Control) -> Pending {
-        let marks = self.main.marks();
-        let writers = self.main.writers.clone();
-        let only = self.rng.one_in(3).then(|| self.rng.below(writers.len() as u64) as usize);
+        let marks = self.marks();
+        let only = self.rng.one_in(3).then(|| self.rng.below(self.writers.len() as u64) as usize);
         let mut words = vec!["apply", "--json", "--protected", "--privileges"];
-        words.extend(only.map(|at| writers[at].name));
+        words.extend(only.map(|at| self.writers[at].name));
         self.base_is_new = true;
         let said = self.ask(&words, control);
         let base = self.applied(&marks, only);
@@ -171,7 +146,7 @@ impl World {
 
     /// The base after an apply that began at these marks.
     fn applied(&self, marks: &[usize], only: Option<usize>) -> Saved {
-        let now = self.main.since(marks);
+        let now = self.since(marks);
         match only {
             None => now,
             Some(at) => {
@@ -195,42 +170,25 @@ impl World {
         Pending::Nothing
     }
 
-    /// A restore or `op restore`, in `main` or a fork. Of the writers of that head, only the stream
-    /// of links goes on meanwhile: the files that the others have open would become orphans.
+    /// A restore or `op restore`. Only the stream of links goes on meanwhile: the files that the
+    /// other writers have open would become orphans.
     pub fn quiet_verb(&mut self, control: &Arc<Control>) -> Pending {
-        match self.rng.below(6) {
-            0 => return self.restore_fork(control),
-            1 => return self.pick(control),
-            _ => {}
-        }
         let Some((words, to)) = self.some_state() else { return Pending::Nothing };
+        let (marks, first_new) = (self.marks(), stamp());
         let words: Vec<&str> = words.iter().map(String::as_str).collect();
-        self.restore(&words, |_| to.clone(), control)
-    }
-
-    /// A restore of `main`. `to` is asked after it, and tells what it led to.
-    pub fn restore(
-        &mut self,
-        words: &[&str],
-        to: impl Fn(&World) -> Saved,
-        control: &Arc<Control>,
-    ) -> Pending {
-        let (marks, first_new) = (self.main.marks(), stamp());
-        let (writers, mnt) = (self.main.writers.clone(), self.main.mnt.clone());
-        let stream = Working::start(&writers, |w| w.kind == Kind::Stream, &mnt, control);
-        let answer = self.ask(words, control);
+        let stream =
+            Working::start(&self.writers, |w| w.kind == Kind::Stream, &self.live.mnt, control);
+        let answer = self.ask(&words, control);
         let answered = answer.is_some().then(stamp);
         drop(stream);
-        self.main_went_back();
-        let to = to(self);
-        let _undisturbed = control.undisturbed();
+        let _undisturbed = control.undisturbed.lock().unwrap();
         let Some(said) = answer.filter(|_| !control.is_killed()) else {
             return Pending::Restore { to, first_new, answered };
         };
-        let before = self.main.since(&marks);
-        let found = self.main.read();
+        let before = self.since(&marks);
+        let found = self.read();
         let states = self.settle_restored(&to, &found, first_new, answered);
-        self.main.go_on(states.unwrap_or_else(|why| panic!("after {words:?}: {why}")));
+        self.go_on(states.unwrap_or_else(|why| panic!("after {words:?}: {why}")));
         let undo = said.last().unwrap()["undo"].as_u64();
         self.operations.extend(undo.map(|undo| (undo, before)));
         self.count("restores");
@@ -262,9 +220,9 @@ impl World {
         answered: Option<u64>,
     ) -> Result<Vec<State>, String> {
         let settle = |at: usize| {
-            let (writer, span, found) = (&self.main.writers[at], &to[at], &found[at]);
+            let (writer, span, found) = (&self.writers[at], &to[at], &found[at]);
             let settled = match found {
-                State::Numbers(numbers) if !writer.is_fixed => {
+                State::Numbers(numbers) if writer.kind == Kind::Stream => {
                     let old = State::Numbers(numbers.range(..first_new).copied().collect());
                     let new: Vec<u64> = numbers.range(first_new..).copied().collect();
                     let is_right = check_new_links(writer, &new, first_new, answered);

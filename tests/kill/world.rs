@@ -1,21 +1,20 @@
-//! The mounts with their writers, and the possible contents of every state that can be restored.
+//! A mount with its writers, and the possible contents of every state that can be restored.
 
 use std::collections::BTreeMap;
-use std::path::Path;
 use std::process::{Command, Output, Stdio};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::forks::{Dormant, Fork};
-use crate::harness::Live;
-use crate::head::{Head, SLOTS};
+use crate::files::Habit;
+use crate::harness::{Live, shell};
 use crate::programs::{REPOSITORY, SQLITE};
 use crate::rng::Rng;
-use crate::span::Span;
-use crate::writer::stamp;
+use crate::span::{Span, State};
+use crate::writer::{Kind, Writer, stamp};
 
 /// Makes the base that the writers start from.
 const BASE: &str = "
-    mkdir -p small/deep big dirs/a/b/c dirs/e stream wal roll git one one-links two two-links
+    mkdir -p small/deep big dirs/a/b/c dirs/e stream wal roll git
     for n in 1 2 3 4 5 6 7 8 9 10 11 12; do seq $n 300 > small/f$n; seq $n 90 > dirs/a/b/f$n
     seq $n > dirs/e/f$n; done
     ln small/f1 small/deep/also; ln -s f2 dirs/a/b/link; chmod 600 small/f3
@@ -35,16 +34,7 @@ pub struct Checkpoint {
 pub struct World {
     pub live: Live,
     pub rng: Rng,
-    /// The first head.
-    pub main: Head,
-    /// The mounted forks, one in each slot.
-    pub forks: [Option<Fork>; 2],
-    /// The forks that are not mounted.
-    pub dormant: Vec<Dormant>,
-    /// A fork that a kill may have made.
-    pub maybe_new: Option<Dormant>,
-    /// A fork that a kill may have dropped.
-    pub maybe_gone: Option<String>,
+    pub writers: Vec<Arc<Writer>>,
     pub checkpoints: Vec<Checkpoint>,
     /// Operations whose states can be restored.
     pub operations: BTreeMap<u64, Saved>,
@@ -69,18 +59,23 @@ impl World {
         let mut live =
             Live::with_limit(&format!("{BASE}{databases}\ncd git{REPOSITORY}"), &[], limit);
         live.applied = true;
-        SLOTS.iter().for_each(|slot| {
-            std::fs::create_dir_all(live.outside().join("forks").join(slot)).unwrap();
-        });
-        let main = Head::new("main".to_owned(), live.mnt.clone(), None, seed);
+        let kinds = [
+            ("small", Kind::Files(Habit::Small)),
+            ("big", Kind::Files(Habit::Big)),
+            ("dirs", Kind::Files(Habit::Dirs)),
+            ("stream", Kind::Stream),
+            ("git", Kind::Git),
+            ("wal", Kind::Sqlite { mode: "WAL", synchronous: "NORMAL" }),
+            ("roll", Kind::Sqlite { mode: "DELETE", synchronous: "FULL" }),
+        ];
+        let writer = |(at, (name, kind)): (usize, &(&'static str, Kind))| {
+            Arc::new(Writer::new(name, *kind, seed.wrapping_mul(31).wrapping_add(at as u64)))
+        };
+        let writers: Vec<Arc<Writer>> = kinds.iter().enumerate().map(writer).collect();
         let mut world = World {
             live,
             rng: Rng::new(seed),
-            main,
-            forks: [None, None],
-            dormant: Vec::new(),
-            maybe_new: None,
-            maybe_gone: None,
+            writers,
             checkpoints: Vec::new(),
             operations: BTreeMap::new(),
             base: Vec::new(),
@@ -91,10 +86,11 @@ impl World {
             counts: BTreeMap::new(),
             began: Instant::now(),
         };
-        let found = world.main.read();
-        world.main.go_on(found.clone());
+        let found = world.read();
+        for (writer, state) in world.writers.iter().zip(&found) {
+            writer.set(state.clone());
+        }
         world.base = found.into_iter().map(Span::exactly).collect();
-        world.fill();
         world
     }
 
@@ -129,10 +125,48 @@ impl World {
         }
     }
 
-    /// Runs the program in a mount.
-    pub fn jailfs(&self, mnt: &Path, words: &[&str]) -> Output {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_jailfs"));
-        command.arg("-C").arg(mnt).args(words).current_dir("/").output().unwrap()
+    /// The data in the mount.
+    pub fn read(&self) -> Vec<State> {
+        let root = &self.live.mnt;
+        let read = |writer: &Writer| {
+            writer.read(root, None).unwrap_or_else(|error| panic!("{}: {error}", writer.name))
+        };
+        // The programs are slow, so they run in parallel.
+        std::thread::scope(|scope| {
+            let readers: Vec<_> =
+                self.writers.iter().map(|writer| scope.spawn(move || read(writer))).collect();
+            readers.into_iter().map(|reader| reader.join().unwrap()).collect()
+        })
+    }
+
+    /// The position of each writer.
+    pub fn marks(&self) -> Vec<usize> {
+        self.writers.iter().map(|writer| writer.acked()).collect()
+    }
+
+    /// The possible data since `marks` were taken.
+    pub fn since(&self, marks: &[usize]) -> Saved {
+        self.writers.iter().zip(marks).map(|(writer, from)| writer.span(*from)).collect()
+    }
+
+    /// The states of a saved one that are there.
+    pub fn settle(&self, saved: &Saved, found: &[State]) -> Result<Vec<State>, String> {
+        let settle = |at: usize| {
+            saved[at].settle(&found[at]).map_err(|why| format!("{}: {why}", self.writers[at].name))
+        };
+        (0..saved.len()).map(settle).collect()
+    }
+
+    /// Continues from the found data.
+    pub fn go_on(&self, states: Vec<State>) {
+        for (writer, state) in self.writers.iter().zip(states) {
+            writer.set(state);
+        }
+    }
+
+    /// Runs the program; it must not fail here.
+    pub fn jailfs(&self, words: &[&str]) -> Output {
+        self.live.try_jailfs(words)
     }
 
     /// Starts the daemon and kills it before, while or after it mounts.
@@ -153,10 +187,25 @@ impl World {
         self.kills += 1;
         self.count("of a start");
     }
-}
 
-impl Drop for World {
-    fn drop(&mut self) {
-        self.unmount_forks();
+    /// Keeps the writers' directories from growing for ever.
+    pub fn begin_anew_what_is_long(&self) {
+        for writer in &self.writers {
+            let dir = self.live.mnt.join(writer.name);
+            match (writer.kind, writer.span(0).start) {
+                (Kind::Stream, State::Numbers(numbers)) if numbers.len() > 600 => {
+                    numbers.iter().for_each(|number| {
+                        std::fs::remove_file(dir.join(number.to_string())).unwrap()
+                    });
+                    writer.set(State::Numbers(Default::default()));
+                }
+                (Kind::Git, State::Lines(lines)) if lines.len() > 60 => {
+                    shell(&dir, "rm -rf .git *");
+                    shell(&dir, REPOSITORY);
+                    writer.set(State::Lines(vec!["first".to_owned()]));
+                }
+                _ => {}
+            }
+        }
     }
 }

@@ -1,8 +1,8 @@
-//! A writer in one directory of a mount, which records the operations that were acknowledged.
+//! A writer in one directory of the mount, which records the operations that were acknowledged.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
 use crate::files::{self, Habit, Tree};
@@ -10,58 +10,37 @@ use crate::programs;
 use crate::rng::Rng;
 use crate::span::{Op, Span, State};
 
-/// The state that all writers of all mounts share.
-#[derive(Default)]
-struct Shared {
-    /// The daemon is about to be killed, so errors are expected.
-    killed: AtomicBool,
-    /// While a writer holds this, no kill may come.
-    undisturbed: Mutex<()>,
-    failures: Mutex<Vec<String>>,
-}
-
 /// The state that all writers of a mount share: whether they go on, and their errors.
 #[derive(Default)]
 pub struct Control {
     /// The writers finish their present operation and stop.
-    stop: AtomicBool,
-    shared: Arc<Shared>,
+    pub stop: AtomicBool,
+    /// The daemon is about to be killed, so errors are expected.
+    pub killed: AtomicBool,
+    /// While a writer holds this, no kill may come.
+    pub undisturbed: Mutex<()>,
+    failures: Mutex<Vec<String>>,
 }
 
 impl Control {
-    /// For the writers of another mount, which the same kill ends.
-    pub fn beside(&self) -> Arc<Control> {
-        Arc::new(Control { stop: AtomicBool::new(false), shared: Arc::clone(&self.shared) })
-    }
-
     pub fn is_over(&self) -> bool {
         self.stop.load(Ordering::SeqCst) || self.is_killed()
     }
 
     pub fn is_killed(&self) -> bool {
-        self.shared.killed.load(Ordering::SeqCst)
-    }
-
-    /// The daemon is about to be killed.
-    pub fn set_killed(&self) {
-        self.shared.killed.store(true, Ordering::SeqCst);
-    }
-
-    /// No kill comes while the caller has this.
-    pub fn undisturbed(&self) -> MutexGuard<'_, ()> {
-        self.shared.undisturbed.lock().unwrap()
+        self.killed.load(Ordering::SeqCst)
     }
 
     /// Reports a failure, which is an error unless the daemon was killed.
     pub fn failed(&self, what: String) {
         if !self.is_killed() {
-            self.shared.failures.lock().unwrap().push(what);
-            self.set_killed();
+            self.failures.lock().unwrap().push(what);
+            self.killed.store(true, Ordering::SeqCst);
         }
     }
 
     pub fn check(&self) {
-        let failures = self.shared.failures.lock().unwrap();
+        let failures = self.failures.lock().unwrap();
         assert!(failures.is_empty(), "writers failed without a kill: {failures:#?}");
     }
 }
@@ -84,8 +63,7 @@ impl Working {
             let (writer, mnt, control) = (Arc::clone(writer), mnt.to_owned(), Arc::clone(control));
             std::thread::spawn(move || writer.work(&mnt, &control))
         };
-        let works = |writer: &&Arc<Writer>| !writer.is_fixed && which(writer);
-        let threads = writers.iter().filter(works).map(start).collect();
+        let threads = writers.iter().filter(|writer| which(writer)).map(start).collect();
         Working { control: Arc::clone(control), threads }
     }
 }
@@ -113,13 +91,6 @@ pub enum Kind {
     },
 }
 
-impl Kind {
-    /// Whether programs read and check it, which takes long.
-    pub fn is_of_program(self) -> bool {
-        matches!(self, Kind::Git | Kind::Sqlite { .. })
-    }
-}
-
 /// The operations begun and acknowledged since a known state.
 struct Journal {
     start: State,
@@ -132,8 +103,6 @@ pub struct Writer {
     /// The writer's directory in the mount, and in the base.
     pub name: &'static str,
     pub kind: Kind,
-    /// It never writes: in this head, the directory changes only with the whole tree.
-    pub is_fixed: bool,
     journal: Mutex<Journal>,
     rng: Mutex<Rng>,
 }
@@ -146,15 +115,14 @@ pub fn stamp() -> u64 {
 }
 
 impl Writer {
-    pub fn new(name: &'static str, kind: Kind, is_fixed: bool, seed: u64) -> Writer {
+    pub fn new(name: &'static str, kind: Kind, seed: u64) -> Writer {
         let empty = match kind {
             Kind::Files(_) => State::Tree(Tree::default()),
             Kind::Stream => State::Numbers(Default::default()),
             Kind::Git | Kind::Sqlite { .. } => State::Lines(Vec::new()),
         };
         let journal = Journal { start: empty.clone(), now: empty, ops: Vec::new(), acked: 0 };
-        let (journal, rng) = (Mutex::new(journal), Mutex::new(Rng::new(seed)));
-        Writer { name, kind, is_fixed, journal, rng }
+        Writer { name, kind, journal: Mutex::new(journal), rng: Mutex::new(Rng::new(seed)) }
     }
 
     /// Records that an operation begins.
@@ -174,14 +142,6 @@ impl Writer {
     pub fn set(&self, state: State) {
         let mut journal = self.journal.lock().unwrap();
         *journal = Journal { start: state.clone(), now: state, ops: Vec::new(), acked: 0 };
-    }
-
-    /// Sets the states of which one is there.
-    pub fn hold(&self, span: Span) {
-        let Span { start, ops, from } = span;
-        let mut now = start.clone();
-        ops.iter().for_each(|op| now.apply(op));
-        *self.journal.lock().unwrap() = Journal { start, now, ops, acked: from };
     }
 
     /// The number of acknowledged operations.

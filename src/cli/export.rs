@@ -49,7 +49,7 @@ pub(super) struct Export {
     #[arg(long, value_name = "FILE|-")]
     patch: Option<PathBuf>,
     /// One layer per checkpoint up to the state, instead of one for all
-    #[arg(long, requires = "oci")]
+    #[arg(long, conflicts_with_all = ["tar", "patch"])]
     layers: bool,
     /// Replace a file or a tag that exists
     #[arg(long)]

@@ -1,18 +1,9 @@
 //! The identity of a store: the files `format` and `base`.
 //!
-//! | format | has besides the one before |
-//! |---|---|
-//! | 1 | |
-//! | 2 | packs |
-//! | 3 | deflated content (cells) |
-//! | 4 | several heads: forks and merges |
-//!
-//! A store gets a higher format when it is about to use what came with it. An older jailfs then
-//! refuses the store: it would report layers in packs as lost, return deflated bytes as content,
-//! and free what only another head needs.
+//! The number in `format` says how everything else is to be read. A change that an older jailfs
+//! would misread raises it. An older jailfs then refuses the store.
 
 use std::path::Path;
-use std::sync::atomic::Ordering;
 
 use serde::{Deserialize, Serialize};
 
@@ -27,16 +18,8 @@ use crate::types::BaseMark;
 const FORMAT_FILE: &str = "format";
 /// The file that names the base.
 const BASE: &str = "base";
-/// The format of a store without packs.
-pub(super) const FORMAT: u32 = 1;
-/// The format of a store with packs.
-pub(super) const FORMAT_WITH_PACKS: u32 = 2;
-/// The format of a store with deflated content.
-pub(super) const FORMAT_WITH_CELLS: u32 = 3;
-/// The format of a store with several heads.
-pub(super) const FORMAT_WITH_FORKS: u32 = 4;
-/// The newest format.
-const NEWEST: u32 = FORMAT_WITH_FORKS;
+/// The one format there is.
+const FORMAT: u32 = 1;
 
 /// The base of a store.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -73,38 +56,38 @@ pub fn mark_of(path: &Path) -> Result<Option<BaseMark>> {
 }
 
 /// The content of the file `format`.
-fn format_text(format: u32) -> String {
-    format!("jailfs-store {format}\n")
+fn format_text() -> String {
+    format!("jailfs-store {FORMAT}\n")
 }
 
 /// Writes the file `format`.
 ///
 /// # Errors
 /// As [`StoreDir::publish`].
-pub(super) fn publish_format(dir: &StoreDir, format: u32, durable: bool) -> Result<()> {
-    dir.publish(FORMAT_FILE, format_text(format).as_bytes(), durable)
+pub(super) fn publish_format(dir: &StoreDir, durable: bool) -> Result<()> {
+    dir.publish(FORMAT_FILE, format_text().as_bytes(), durable)
 }
 
-/// The format of a store.
+/// Checks that this program can read the store.
 ///
 /// # Errors
 /// `NoStore` if the directory is no store; if the format is unknown; damage.
-pub(super) fn check_format(dir: &StoreDir) -> Result<u32> {
+pub(super) fn check_format(dir: &StoreDir) -> Result<()> {
     let attempt = || format!("open store '{}'", dir.path().display());
     let Some(text) = dir.read(FORMAT_FILE)? else {
         return Err(Error::new(Kind::NoStore, attempt(), "this directory is not a jailfs store"));
     };
-    if let Some(known) = (FORMAT..=NEWEST).find(|known| text == format_text(*known).as_bytes()) {
-        return Ok(known);
+    if text == format_text().as_bytes() {
+        return Ok(());
     }
     let number = text
         .strip_prefix(b"jailfs-store ")
         .and_then(|rest| std::str::from_utf8(rest).ok()?.trim().parse::<u64>().ok());
     Err(match number {
-        Some(number) if number > u64::from(NEWEST) => Error::new(
+        Some(number) if number > u64::from(FORMAT) => Error::new(
             Kind::Failed,
             attempt(),
-            format!("the store has format {number}, this jailfs knows formats 1 to {NEWEST}"),
+            format!("the store has format {number}, this jailfs knows format {FORMAT}"),
         )
         .hint("use the newer jailfs that wrote it"),
         _ => Error::damage(attempt(), "the file 'format' does not name a format"),
@@ -142,21 +125,6 @@ impl Store {
         let base = BaseRecord { path: path.to_owned() };
         publish_base(&self.dir, &base, self.durable)?;
         self.base = base;
-        Ok(())
-    }
-
-    /// Raises the format of the store to at least `format`. Call it before the store gets anything
-    /// that came with that format.
-    ///
-    /// # Errors
-    /// As [`StoreDir::publish`].
-    pub(in crate::store) fn require_format(&self, format: u32) -> Result<()> {
-        if self.format.load(Ordering::Relaxed) < format {
-            // Synced even in a volatile store: after a power cut, the format must tell why the
-            // store is not trusted.
-            publish_format(&self.dir, format, true)?;
-            self.format.store(format, Ordering::Relaxed);
-        }
         Ok(())
     }
 }

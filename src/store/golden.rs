@@ -252,7 +252,6 @@ fn records_of_the_other_files() {
 #[test]
 fn records_of_heads() {
     check(&[(HoldsRecord { layers: [LayerId(1), LayerId(300)].into() }, "0201fb2c01")]);
-    check(&[(FirstHeadRecord { layer: LayerId(300) }, "fb2c01")]);
     check(&[(RaceRecord { heads: ["a".into(), "bc".into()].into() }, "020161026263")]);
     let fork = ForkPoint { head: "main".into(), layer: LayerId(7), time: T, since: LayerId(9) };
     let merge = MergePoint { layer: LayerId(8), into: LayerId(20), since: LayerId(300) };

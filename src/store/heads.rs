@@ -11,16 +11,13 @@ use parking_lot::Mutex;
 
 use crate::error::{Error, Result};
 use crate::store::Store;
-use crate::store::format::FORMAT_WITH_FORKS;
 use crate::store::io::dir::StoreDir;
 use crate::store::io::writer::{FailedSyncs, Writer};
 use crate::store::io::{log, record_file};
 use crate::store::layer::{LayerInfo, Trust};
 use crate::store::ledger::{self, LedgerRecord};
 use crate::store::pack::Packs;
-use crate::store::record::{
-    FirstHeadRecord, ForkPoint, HeadRecord, HoldsRecord, MergePoint, RaceRecord,
-};
+use crate::store::record::{ForkPoint, HeadRecord, HoldsRecord, MergePoint, RaceRecord};
 use crate::types::{LayerId, TreePath};
 
 /// The directory of the heads.
@@ -52,11 +49,7 @@ pub(super) fn read(heads: &StoreDir, name: &str) -> Result<Option<(HeadRecord, u
     if !is_record(name) {
         return Ok(None);
     }
-    let first = record_file::read_numbered::<FirstHeadRecord>(heads, name);
-    let Err(error) = first else {
-        return Ok(first?.map(|(record, number)| (HeadRecord::first(record.layer), number)));
-    };
-    record_file::read_numbered(heads, name).map_err(|_| error)
+    record_file::read_numbered(heads, name)
 }
 
 /// The records of all heads, or the damage of each.
@@ -205,7 +198,6 @@ impl Store {
         let missing = || Error::damage(format!("read head '{name}'"), "it is missing");
         let mut record = self.head(name)?.ok_or_else(missing)?;
         record.merged.insert(other.to_owned(), merged);
-        self.require_format(FORMAT_WITH_FORKS)?;
         self.put_head(name, &record)
     }
 
@@ -222,19 +214,13 @@ impl Store {
         let missing = || Error::damage(format!("read head '{name}'"), "it is missing");
         let mut record = self.head(name)?.ok_or_else(missing)?;
         (record.unresolved, record.beside) = (marked, beside);
-        self.require_format(FORMAT_WITH_FORKS)?;
         self.put_head(name, &record)
     }
 
     fn put_head(&self, name: &str, record: &HeadRecord) -> Result<()> {
         let file = head_file(name);
         let number = self.next_number_of(&file);
-        if record.is_first() {
-            let first = FirstHeadRecord { layer: record.layer };
-            record_file::publish(&self.heads, name, &first, number, self.durable)?;
-        } else {
-            record_file::publish(&self.heads, name, record, number, self.durable)?;
-        }
+        record_file::publish(&self.heads, name, record, number, self.durable)?;
         self.note_head(name, number, record.clone());
         Ok(())
     }
@@ -250,7 +236,6 @@ impl Store {
     /// # Errors
     /// As [`StoreDir::publish`]; then there are none of the heads.
     pub fn add_heads(&self, heads: &[(String, HeadRecord)]) -> Result<()> {
-        self.require_format(FORMAT_WITH_FORKS)?;
         let numbers: Vec<u64> =
             heads.iter().map(|(name, _)| self.next_number_of(&head_file(name))).collect();
         let frames = heads.iter().zip(&numbers).map(|((name, record), number)| {

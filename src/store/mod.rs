@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! README                           a text for people
-//! format  base                     what this is: "jailfs-store 1" to 4; the path of the base
+//! format  base                     what this is: "jailfs-store 1"; the path of the base
 //! lock                             locked by the one process that has the store open
 //! heads/NAME                       the layer on top of a head
 //! holds                            the layers that neither drop nor gc removes
@@ -57,7 +57,7 @@ pub mod volatile;
 
 use std::collections::BTreeSet;
 use std::fs::File;
-use std::sync::atomic::{AtomicU32, AtomicU64};
+use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use nix::fcntl::Flock;
@@ -118,8 +118,6 @@ pub struct Store {
     states: RwLock<()>,
     /// How often content was freed.
     sweeps: AtomicU64,
-    /// The format in the file `format`.
-    format: AtomicU32,
     reserve: Mutex<Reserve>,
     // Last, so that everything above is closed before the lock is released.
     _lock: Flock<File>,

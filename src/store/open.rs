@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::path::Path;
-use std::sync::atomic::{AtomicU32, AtomicU64};
+use std::sync::atomic::AtomicU64;
 
 use nix::fcntl::Flock;
 use parking_lot::{Mutex, RwLock};
@@ -87,7 +87,7 @@ impl Store {
             dir.make_dir(name)?;
         }
         // Last: a directory without it is no store, and `create` can be repeated.
-        format::publish_format(&dir, format::FORMAT, durable)?;
+        format::publish_format(&dir, durable)?;
         // Another store may have been in this directory before.
         FailedSyncs::of(&dir, Writer::of(&dir)?)?.forget_all();
         Store::load(dir, lock, root, options)
@@ -109,7 +109,7 @@ impl Store {
         let trust = heads::read_trust(&dir)?;
         let was_volatile = volatile::begin(&dir, trust.writer, !options.volatile)?;
         let base = format::read_base(&dir)?;
-        let format = format::check_format(&dir)?;
+        format::check_format(&dir)?;
         let (layers, packed) = open_layers(&dir)?;
         let ledger = ledger::read(&dir)?;
         check_packs(ledger.as_ref(), &layers, &dir)?;
@@ -153,7 +153,6 @@ impl Store {
             readers: ReadEpochs::default(),
             states: RwLock::new(()),
             sweeps: AtomicU64::new(0),
-            format: AtomicU32::new(format),
             reserve: Mutex::default(),
             layers,
             dir,

@@ -138,13 +138,6 @@ pub enum Record {
     Cells(Vec<u32>),
 }
 
-/// The content of the file of a head that was neither forked nor merged.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct FirstHeadRecord {
-    /// The layer on top of the head.
-    pub layer: LayerId,
-}
-
 /// The content of the file of a head.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HeadRecord {
@@ -170,12 +163,6 @@ impl HeadRecord {
             unresolved: BTreeSet::new(),
             beside: BTreeSet::new(),
         }
-    }
-
-    /// Whether the record is one of a head that was neither forked nor merged.
-    pub fn is_first(&self) -> bool {
-        let is_resolved = self.unresolved.is_empty() && self.beside.is_empty();
-        self.forked_from.is_none() && self.merged.is_empty() && is_resolved
     }
 
     /// The layers of this head have at least this number. An earlier head of the same name may have

@@ -29,7 +29,6 @@ use crate::store::content::cells::{CellWriter, ReadOutcome};
 use crate::store::content::live_ranges::{LiveRanges, in_blocks};
 use crate::store::content::pool::block_ceil;
 use crate::store::content::remap::{Remap, Run};
-use crate::store::format::FORMAT_WITH_CELLS;
 use crate::store::io::{disk, log};
 use crate::store::layer;
 use crate::store::layer::{LayerInfo, POOL};
@@ -172,7 +171,6 @@ impl Store {
             self.layers.dir_of(layer)?.sync()?;
             self.layers.dir.sync()?;
         }
-        self.require_format(FORMAT_WITH_CELLS)?;
         let journal = gathered_journal(layer, &like.header, cells)?;
         let sums = Some(log::frames(checksums.into_records())?);
         let new = PackedLayer { layer, hole: None, journal, map: None, sums };

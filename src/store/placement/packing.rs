@@ -11,7 +11,6 @@ use crate::store::Store;
 use crate::store::content::checksums;
 use crate::store::content::checksums::ChecksumsRecord;
 use crate::store::content::live_ranges::{LiveRanges, in_blocks};
-use crate::store::format::FORMAT_WITH_PACKS;
 use crate::store::io::disk;
 use crate::store::io::frames;
 use crate::store::io::log;
@@ -139,7 +138,6 @@ impl Store {
             };
             infos.push((layer, info));
         }
-        self.require_format(FORMAT_WITH_PACKS)?;
         let next_layer = self.state.lock().next_layer;
         let options = PackOptions { next_layer, durable: self.durable, merge: true };
         let mut published = match self.layers.packs.publish(&self.dir, &changes, options) {

@@ -1,5 +1,10 @@
 //! Opens the internal modules to the tests and benchmarks of this repository.
 
+/// The items of the internal module `artifact`.
+#[cfg(feature = "registry")]
+pub mod artifact {
+    pub use crate::artifact::*;
+}
 /// The items of the internal module `base`.
 pub mod base {
     pub use crate::base::*;

@@ -19,7 +19,7 @@ const RANKS: &[&[&str]] = &[
     &["sys"],
     &["tree", "tar", "oci"],
     &["store", "base", "jail", "registry"],
-    &["fs"],
+    &["fs", "artifact"],
     &["timeline"],
     &["sandbox"],
     &["fuse", "control"],

@@ -10,6 +10,7 @@
     reason = "a test fails by panicking"
 )]
 
+#[expect(dead_code, reason = "each test file uses another part of this")]
 #[path = "registry/cutter.rs"]
 mod cutter;
 #[path = "registry/partner.rs"]

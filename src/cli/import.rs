@@ -62,11 +62,12 @@ impl Import {
             into: self.into.clone(),
             onto: self.onto.as_deref().map(Rev::parse),
             is_layers: matches!(source, Source::Image(..)),
+            is_state: false,
             detach_mounts: self.detach_mounts,
             stream: Stream::default(),
         };
         let imported = send(&mut target, terms, source)?;
-        self.tell(&imported)?;
+        tell(&imported, "imported", self.json)?;
         Ok(0)
     }
 
@@ -96,47 +97,48 @@ impl Import {
         let file = OpenOptions::new().read(true).open(&whole).attempt(attempt)?;
         Ok(Source::Tar(open_tar(file, &whole.display().to_string())?))
     }
+}
 
-    fn tell(&self, imported: &Imported) -> Result<()> {
-        let mut out = Out::new();
-        if self.json {
-            for change in &imported.changes {
-                out.line(&Line::change(&change?).text()?);
-            }
-            let line = Line::Imported {
-                name: imported.name.clone(),
-                head: imported.head.clone(),
-                new_head: imported.is_new_head,
-                entries: imported.entries,
-                left_out: imported.left_out,
-                before: imported.before.map(|before| before.0),
-                undo: imported.undo,
-                detached: imported.detached.iter().map(ToString::to_string).collect(),
-                changes: imported.changes.len(),
-            };
-            out.line(&line.text()?);
-            return out.finish();
+/// Prints what was imported or pulled.
+pub(super) fn tell(imported: &Imported, verb: &str, is_json: bool) -> Result<()> {
+    let mut out = Out::new();
+    if is_json {
+        for change in &imported.changes {
+            out.line(&Line::change(&change?).text()?);
         }
-        let (name, head) = (format::one_line(&imported.name), format::one_line(&imported.head));
-        if imported.is_new_head {
-            out.line(&format!("imported {name} into the new head {head}"));
-        } else {
-            let changes = format::summary(&imported.changes)?;
-            out.line(&format!("imported {name} into {head}: {changes}"));
-            format::list(&imported.changes, true, |line| out.line(line))?;
-        }
-        if imported.left_out > 0 {
-            let count = imported.left_out;
-            out.line(&format!("left out: {count} extended attributes of other systems"));
-        }
-        for point in &imported.detached {
-            out.line(&format!("detached: the mount at {point}"));
-        }
-        if let Some(op) = imported.undo {
-            out.line(&format!("undo: jailfs op restore {op}"));
-        }
-        out.finish()
+        let line = Line::Imported {
+            name: imported.name.clone(),
+            head: imported.head.clone(),
+            new_head: imported.is_new_head,
+            entries: imported.entries,
+            left_out: imported.left_out,
+            before: imported.before.map(|before| before.0),
+            undo: imported.undo,
+            detached: imported.detached.iter().map(ToString::to_string).collect(),
+            changes: imported.changes.len(),
+        };
+        out.line(&line.text()?);
+        return out.finish();
     }
+    let (name, head) = (format::one_line(&imported.name), format::one_line(&imported.head));
+    if imported.is_new_head {
+        out.line(&format!("{verb} {name} into the new head {head}"));
+    } else {
+        let changes = format::summary(&imported.changes)?;
+        out.line(&format!("{verb} {name} into {head}: {changes}"));
+        format::list(&imported.changes, true, |line| out.line(line))?;
+    }
+    if imported.left_out > 0 {
+        let count = imported.left_out;
+        out.line(&format!("left out: {count} extended attributes of other systems"));
+    }
+    for point in &imported.detached {
+        out.line(&format!("detached: the mount at {point}"));
+    }
+    if let Some(op) = imported.undo {
+        out.line(&format!("undo: jailfs op restore {op}"));
+    }
+    out.finish()
 }
 
 fn image(dir: &Path, tag: Option<&str>) -> Result<Source> {

@@ -22,12 +22,20 @@ mod info;
 mod json;
 mod keep;
 mod log;
+#[cfg(feature = "registry")]
+mod ls;
 mod merge;
 mod mount;
 mod op;
 mod options;
 mod out;
 mod protected;
+#[cfg(feature = "registry")]
+mod pull;
+#[cfg(feature = "registry")]
+mod push;
+#[cfg(feature = "registry")]
+mod remote;
 mod remount;
 mod restore;
 mod run;
@@ -119,6 +127,12 @@ enum Verb {
     Merge(merge::Merge),
     Export(export::Export),
     Import(import::Import),
+    #[cfg(feature = "registry")]
+    Push(push::Push),
+    #[cfg(feature = "registry")]
+    Pull(pull::Pull),
+    #[cfg(feature = "registry")]
+    Ls(ls::Ls),
     Drop(keep::Drop),
     Hold(keep::Hold),
     Release(keep::Release),
@@ -206,6 +220,12 @@ impl Verb {
             Verb::Merge(verb) => verb.run(global),
             Verb::Export(verb) => verb.run(global),
             Verb::Import(verb) => verb.run(global),
+            #[cfg(feature = "registry")]
+            Verb::Push(verb) => verb.run(global),
+            #[cfg(feature = "registry")]
+            Verb::Pull(verb) => verb.run(global),
+            #[cfg(feature = "registry")]
+            Verb::Ls(verb) => verb.run(),
             Verb::Drop(verb) => verb.run(global),
             Verb::Hold(verb) => verb.run(global),
             Verb::Release(verb) => verb.run(global),
@@ -348,6 +368,14 @@ mod tests {
             "jailfs import x.tar",
             "jailfs import img:v1 --into try --json",
             "jailfs import - --onto base --detach-mounts",
+            #[cfg(feature = "registry")]
+            "jailfs push ghcr.io/me/repo:green",
+            #[cfg(feature = "registry")]
+            "jailfs push localhost:5000/repo:x green --parent localhost:5000/repo --plain-http --json",
+            #[cfg(feature = "registry")]
+            "jailfs pull 10.0.0.1:5000/repo --into try --plain-http=10.0.0.1:5000 --detach-mounts",
+            #[cfg(feature = "registry")]
+            "jailfs ls ghcr.io/me/repo --json",
             "jailfs op log --json",
             "jailfs op restore 3",
             "jailfs run --keep -- make test",
@@ -384,6 +412,9 @@ mod tests {
             "jailfs export @ --tar x --oci y",
             "jailfs export @ --tar x --layers",
             "jailfs import",
+            "jailfs push",
+            "jailfs pull",
+            "jailfs ls",
             "jailfs nonsense",
         ] {
             assert!(Cli::try_parse_from(line.split(' ')).is_err(), "{line}");

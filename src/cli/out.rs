@@ -96,6 +96,15 @@ pub(super) fn question(text: &str) {
     to_stderr(&format!("jailfs: {text} "));
 }
 
+/// Shows a line of progress in the place of the last one, if standard error is a terminal. An empty
+/// text removes it.
+pub(super) fn progress(text: &str) {
+    if io::stderr().is_terminal() {
+        let line = format!("\r\x1b[K{}", format::harmless(text.as_bytes()));
+        drop(io::stderr().lock().write_all(line.as_bytes()));
+    }
+}
+
 /// Prints an error and its hint.
 pub(super) fn error(error: &Error) {
     let mut text = format!("jailfs: error: {error}\n");

@@ -48,6 +48,16 @@ impl<'a> Meter<'a> {
         }
     }
 
+    /// The bytes that were moved, repeated ones included.
+    pub fn received(&self) -> u64 {
+        self.sent
+    }
+
+    /// Adds bytes that will be moved.
+    pub fn expect(&mut self, bytes: u64) {
+        self.total = self.total.saturating_add(bytes);
+    }
+
     /// Counts bytes that need no move.
     pub fn skip(&mut self, bytes: u64) {
         self.moved = self.moved.saturating_add(bytes);

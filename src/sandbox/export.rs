@@ -1,4 +1,4 @@
-//! Exports a state to a pipe, and imports archives from one.
+//! Exports or describes a state to a pipe, and imports archives or a described state from one.
 
 use std::sync::atomic::Ordering;
 
@@ -6,12 +6,17 @@ use nix::unistd::geteuid;
 
 use crate::error::{Attempt, Result};
 use crate::fs::State;
+use crate::sandbox::states::checkpoint_of;
+use crate::sandbox::transfer::FrameWriter;
 use crate::sandbox::{
-    Detail, ExportTerms, Exported, ImportTerms, Imported, Restored, Rev, Sandbox,
+    DescribeTerms, Described, Detail, ExportTerms, Exported, ImportTerms, Imported, Restored, Rev,
+    Sandbox,
 };
+use crate::timeline::Target;
+use crate::timeline::archive::describe;
 use crate::timeline::diff::PathChange;
 use crate::timeline::export;
-use crate::timeline::import::{Limits, Onto, Received};
+use crate::timeline::import::{Form, Limits, Onto, Received};
 use crate::timeline::mounts::Mounts;
 use crate::timeline::restore::RestoreOutcome;
 
@@ -36,19 +41,43 @@ impl Sandbox {
         })
     }
 
+    /// Writes the chunks of a state to the pipe, and then its tree blob.
+    pub(super) fn describe_to_pipe(
+        &self,
+        terms: &DescribeTerms,
+        interrupts: u64,
+    ) -> Result<Described> {
+        let go = || self.interrupts.load(Ordering::SeqCst) == interrupts;
+        let target = self.fixed_target(&terms.state, "before push")?;
+        let state = self.timeline.state_of(target)?;
+        let mut to = FrameWriter::new(terms.stream.sink(&go)?);
+        let blob = describe(&state, &mut to)?;
+        to.end_archive().attempt(|| "write the state")?;
+        to.bytes(&blob.encode()).attempt(|| "write the state")?;
+        to.commit().attempt(|| "write the state")?;
+        let layer = target.layer.and_then(|id| self.timeline.store().layer(id));
+        let checkpoint = layer.and_then(|info| checkpoint_of(&info, self.timeline.parent()));
+        let head = match &terms.state {
+            Rev::Head { head, .. } => head.clone(),
+            _ => self.head_name().to_owned(),
+        };
+        Ok(Described { head, checkpoint, entries: blob.entries() })
+    }
+
     /// The state that `rev` names. A tree as it is now is sealed first, so that programs that go on
     /// writing do not change it.
     fn fixed_state(&self, rev: &Rev) -> Result<State> {
-        let target = match rev {
-            Rev::Now => self.timeline.seal_for_other("before export")?,
-            Rev::Head { head, back: 0 } => {
-                self.seen_head(head)?.timeline.seal_for_other("before export")?
-            }
+        self.timeline.state_of(self.fixed_target(rev, "before export")?)
+    }
+
+    fn fixed_target(&self, rev: &Rev, why: &str) -> Result<Target> {
+        match rev {
+            Rev::Now => self.timeline.seal_for_other(why),
+            Rev::Head { head, back: 0 } => self.seen_head(head)?.timeline.seal_for_other(why),
             Rev::Back(_) | Rev::Base | Rev::Id(_) | Rev::Name(_) | Rev::Head { .. } => {
-                self.target(rev)?
+                self.target(rev)
             }
-        };
-        self.timeline.state_of(target)
+        }
     }
 
     /// Replaces the tree of this head, or of another one, by that of archives from the pipe.
@@ -111,6 +140,7 @@ impl Sandbox {
             state,
             only_changes: terms.onto.is_some(),
             has_whiteouts: terms.is_layers || terms.onto.is_some(),
+            form: if terms.is_state { Form::State } else { Form::Tar },
         };
         let space = self.fs().statfs().attempt(|| "measure the free space")?;
         let content = space.available.saturating_mul(u64::from(space.block_size));

@@ -117,6 +117,9 @@ impl Sandbox {
             Request::Fork { names, from } => self.fork(&names, from.as_ref()).map(Reply::Forked),
             Request::Merge(terms) => self.merge(&terms).map(Reply::Merged),
             Request::Export(terms) => self.export(&terms, interrupts).map(Reply::Exported),
+            Request::Describe(terms) => {
+                self.describe_to_pipe(&terms, interrupts).map(Reply::Described)
+            }
             Request::Import(terms) => self.import(&terms, interrupts).map(Reply::Imported),
             Request::Apply { paths, dry_run, undo, consent } => {
                 self.apply(&paths, dry_run, undo, consent).map(Reply::Applied)

@@ -147,10 +147,13 @@ pub(crate) use base_location::is_base_of;
 pub use changes::{Change, ChangeKind, Changes};
 pub use heads::RaceMark;
 pub use reply::{
-    Applied, Checked, Checkpoint, Collected, EditKind, Exported, FileEdit, Fork, Imported, Info,
-    LayerSpace, MAX_NOT_KEPT, Merged, Node, Operation, Reply, Restored, Shown, Status, Stepped,
+    Applied, Checked, Checkpoint, Collected, Described, EditKind, Exported, FileEdit, Fork,
+    Imported, Info, LayerSpace, MAX_NOT_KEPT, Merged, Node, Operation, Reply, Restored, Shown,
+    Status, Stepped,
 };
-pub use request::{Detail, ExportTerms, FileRev, ImportTerms, MergeTerms, Request, Rev};
+pub use request::{
+    DescribeTerms, Detail, ExportTerms, FileRev, ImportTerms, MergeTerms, Request, Rev,
+};
 pub use restore::ReplacedState;
 
 /// The name of the first head of a store.

@@ -46,6 +46,8 @@ pub enum Reply {
     Merged(Merged),
     /// To `Export`.
     Exported(Exported),
+    /// To `Describe`.
+    Described(Described),
     /// To `Import`.
     Imported(Imported),
 }
@@ -72,6 +74,7 @@ impl Reply {
             | Reply::Info(_)
             | Reply::Forked(_)
             | Reply::Exported(_)
+            | Reply::Described(_)
             | Reply::Forks(_) => None,
         }
     }
@@ -384,6 +387,17 @@ pub struct Exported {
     pub skipped: Vec<TreePath>,
     /// The number of all of them.
     pub skipped_count: u64,
+}
+
+/// The result of a description.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Described {
+    /// The name of the head.
+    pub head: String,
+    /// The sealed state, if it is not the base.
+    pub checkpoint: Option<Checkpoint>,
+    /// The number of entries.
+    pub entries: u64,
 }
 
 /// The result of an import.

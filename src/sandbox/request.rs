@@ -147,6 +147,17 @@ pub struct ExportTerms {
     pub stream: Stream,
 }
 
+/// The terms of a description.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DescribeTerms {
+    /// The state.
+    pub state: Rev,
+    /// The end of a pipe for the chunks and the tree blob, as
+    /// [`FrameReader`](super::transfer::FrameReader) reads them.
+    #[serde(skip)]
+    pub stream: Stream,
+}
+
 /// The terms of an import.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ImportTerms {
@@ -159,6 +170,8 @@ pub struct ImportTerms {
     pub onto: Option<Rev>,
     /// Whether the archives are layers of an image.
     pub is_layers: bool,
+    /// Whether a described state with the bytes of its chunks comes instead of archives.
+    pub is_state: bool,
     /// As for [`Request::Restore`].
     pub detach_mounts: bool,
     /// The end of a pipe with the archives, as [`FrameWriter`](super::transfer::FrameWriter)
@@ -312,6 +325,8 @@ pub enum Request {
     Merge(MergeTerms),
     /// Writes a state as a tar archive to a pipe.
     Export(ExportTerms),
+    /// Describes a state as a tree blob, and writes it with its chunks to a pipe.
+    Describe(DescribeTerms),
     /// Replaces the tree by that of archives from a pipe.
     Import(ImportTerms),
     /// Removes a head that is not mounted. [`Request::Gc`] frees what only it needed.
@@ -326,6 +341,7 @@ impl Request {
     pub(crate) fn stream(&self) -> Option<&Stream> {
         match self {
             Request::Export(terms) => Some(&terms.stream),
+            Request::Describe(terms) => Some(&terms.stream),
             Request::Import(terms) => Some(&terms.stream),
             _ => None,
         }
@@ -359,6 +375,7 @@ impl Request {
             | Request::Fork { .. }
             | Request::Forks
             | Request::Export(_)
+            | Request::Describe(_)
             | Request::DropFork { .. } => false,
         }
     }

@@ -1,6 +1,7 @@
 //! Streams of requests that carry an archive: pipes between a command and the sandbox.
 //!
 //! * An export writes one tar archive to the pipe. It is complete if the reply says so.
+//! * A description is in frames: one for each chunk, the end of an archive, the tree blob.
 //! * An import reads frames, because the sender knows only at the end whether all digests are
 //!   right: `length u32 little-endian | bytes`. Length 0 ends an archive, and `COMMIT` ends the
 //!   import. A pipe that ends before that is an import that failed.
@@ -21,6 +22,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use parking_lot::Mutex;
 
 use crate::error::{Attempt, Error, Kind, Result};
+use crate::store::archive::{Chunk, ChunkSink};
 use crate::timeline::import::Archives;
 
 /// The length that stands for the end of an import.
@@ -190,6 +192,66 @@ impl<W: Write> FrameWriter<W> {
     }
 }
 
+/// Sends each chunk of a description as one frame.
+impl<W: Write> ChunkSink for FrameWriter<W> {
+    fn put(&mut self, chunk: Chunk<'_>) -> Result<()> {
+        self.bytes(chunk.bytes()).attempt(|| "write the state")
+    }
+}
+
+/// A part of what [`FrameWriter`] writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part {
+    /// A frame with bytes.
+    Bytes,
+    /// The end of an archive.
+    End,
+    /// The end of everything.
+    Commit,
+}
+
+/// Reads frames one by one.
+pub struct FrameReader<R> {
+    from: R,
+}
+
+impl<R: Read> FrameReader<R> {
+    /// Reads from a pipe.
+    pub fn new(from: R) -> FrameReader<R> {
+        FrameReader { from }
+    }
+
+    /// Reads the next part. `bytes` becomes those of the frame.
+    ///
+    /// # Errors
+    /// The sender stopped early, or a frame is too long.
+    pub fn next(&mut self, bytes: &mut Vec<u8>) -> io::Result<Part> {
+        bytes.clear();
+        let mut len = [0; 4];
+        self.from.read_exact(&mut len).map_err(ended_early)?;
+        match u32::from_le_bytes(len) {
+            0 => Ok(Part::End),
+            COMMIT => Ok(Part::Commit),
+            len => {
+                let len = usize::try_from(len).unwrap_or(usize::MAX);
+                if len > MAX_FRAME {
+                    return Err(io::Error::other("a frame is too long"));
+                }
+                bytes.resize(len, 0);
+                self.from.read_exact(bytes).map_err(ended_early)?;
+                Ok(Part::Bytes)
+            }
+        }
+    }
+}
+
+fn ended_early(error: io::Error) -> io::Error {
+    match error.kind() {
+        io::ErrorKind::UnexpectedEof => io::Error::other("the sender stopped before the end"),
+        _ => error,
+    }
+}
+
 /// Reads the archives of an import.
 pub(super) struct Frames<R> {
     from: R,
@@ -214,10 +276,7 @@ impl<R: Read> Frames<R> {
     /// Begins the next frame. False at the end of an archive.
     fn frame(&mut self) -> io::Result<bool> {
         let mut len = [0; 4];
-        self.from.read_exact(&mut len).map_err(|error| match error.kind() {
-            io::ErrorKind::UnexpectedEof => io::Error::other("the sender stopped before the end"),
-            _ => error,
-        })?;
+        self.from.read_exact(&mut len).map_err(ended_early)?;
         match u32::from_le_bytes(len) {
             0 => {
                 self.state = Position::Between;

@@ -25,10 +25,6 @@
 //! * Each file except the logs and pools is published by rename, so a reader finds the old file or
 //!   the new one.
 
-#[cfg_attr(
-    not(feature = "crash-points"),
-    expect(dead_code, unused_imports, reason = "no verb pushes or pulls yet")
-)]
 pub mod archive;
 mod catalog;
 pub mod content;

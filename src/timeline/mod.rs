@@ -12,8 +12,6 @@
 //! at most, while the upper layer or the state is exchanged.
 
 pub mod apply;
-// No verb pushes or pulls yet: only tests call it.
-#[cfg(feature = "crash-points")]
 pub mod archive;
 mod base_identity;
 mod checkpoint;

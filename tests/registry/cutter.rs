@@ -25,6 +25,10 @@ struct Plan {
     requests: u64,
     /// The request that is cut, and where.
     request: Option<(u64, Cut)>,
+    /// From this request on, all are dropped, or their answers if the second is true.
+    wall: Option<(u64, bool)>,
+    /// The bytes that were passed on in both directions.
+    bytes: u64,
     /// So many connections are still cut after some bytes.
     connections: u32,
     random: u64,
@@ -62,6 +66,31 @@ impl Cutter {
         let mut plan = self.plan.lock().unwrap();
         plan.requests = 0;
         plan.request = Some((number, cut));
+    }
+
+    /// Cuts this request and all that follow: before the registry sees the first of them, or before
+    /// the client sees its answer.
+    pub fn wall_at(&self, number: u64, is_answer: bool) {
+        let mut plan = self.plan.lock().unwrap();
+        plan.requests = 0;
+        plan.wall = Some((number, is_answer));
+    }
+
+    /// Removes the wall. Returns whether a request has met it.
+    pub fn remove_wall(&self) -> bool {
+        let mut plan = self.plan.lock().unwrap();
+        plan.wall.take().is_some_and(|(number, _)| plan.requests >= number)
+    }
+
+    /// Whether a request has met the wall.
+    pub fn is_at_wall(&self) -> bool {
+        let plan = self.plan.lock().unwrap();
+        plan.wall.is_some_and(|(number, _)| plan.requests >= number)
+    }
+
+    /// The bytes that were passed on since the last call.
+    pub fn take_bytes(&self) -> u64 {
+        std::mem::take(&mut self.plan.lock().unwrap().bytes)
     }
 
     /// Cuts so many of the next connections after a random number of bytes.
@@ -143,6 +172,15 @@ fn requests(
         }
         let mut plan = plan.lock().unwrap();
         plan.requests += 1;
+        if let Some((number, is_answer)) = plan.wall
+            && plan.requests >= number
+        {
+            if is_answer && plan.requests == number {
+                drops_answer.store(true, Ordering::SeqCst);
+                return Piece::Pass;
+            }
+            return Piece::Drop;
+        }
         match plan.request {
             Some((number, cut)) if number == plan.requests => {
                 plan.request = None;
@@ -194,6 +232,7 @@ fn pump(
             }
         };
         let is_sent = to.write_all(&buffer[..allowed]).is_ok();
+        plan.lock().unwrap().bytes += allowed as u64;
         if allowed < read {
             plan.lock().unwrap().cuts += 1;
             return;

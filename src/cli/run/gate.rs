@@ -25,6 +25,7 @@ pub(super) fn gate(request: &Request) -> Result<()> {
         }
         // A pipe that its other end does not serve keeps collections waiting.
         Request::Export(_) => ("export", "export when the command has ended"),
+        Request::Describe(_) => ("push", "push when the command has ended"),
         Request::Import(_) => ("import", "import when the command has ended"),
         Request::DropFork { .. } => ("drop a fork", "drop it when the command has ended"),
         // No `_`: each new request must be judged here.
@@ -56,7 +57,7 @@ pub(super) fn gate(request: &Request) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sandbox::Rev;
+    use crate::sandbox::{DescribeTerms, Rev};
 
     #[test]
     fn a_command_cannot_apply_or_drop_states() {
@@ -80,6 +81,8 @@ mod tests {
         for refused in [Request::Drop { rev: Rev::Back(1) }, gc(false), hold(false)] {
             assert_eq!(gate(&refused).unwrap_err().kind, Kind::InUse, "{refused:?}");
         }
+        let describe = DescribeTerms { state: Rev::Now, stream: Default::default() };
+        assert_eq!(gate(&Request::Describe(describe)).unwrap_err().attempt, "push");
         for allowed in [
             gc(true),
             hold(true),

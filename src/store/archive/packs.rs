@@ -102,7 +102,7 @@ impl Archive {
         for temp in dir.list(|name| name.ends_with(".new").then(|| name.to_owned()))? {
             dir.remove(&temp)?;
         }
-        let mut names = dir.list(name_of_file)?;
+        let mut names = dir.list(Digest::parse)?;
         names.sort_unstable();
         let archive = Archive {
             dir,
@@ -284,17 +284,6 @@ impl Archive {
         }
         Ok(Rewritten { removed, written: written.len() })
     }
-}
-
-fn name_of_file(name: &str) -> Option<Digest> {
-    let mut digest = [0; 32];
-    if name.len() != 64 || name.bytes().any(|byte| !byte.is_ascii_hexdigit()) {
-        return None;
-    }
-    for (byte, at) in digest.iter_mut().zip((0..).step_by(2)) {
-        *byte = u8::from_str_radix(name.get(at..at + 2)?, 16).ok()?;
-    }
-    Some(Digest(digest)).filter(|digest| digest.to_string() == name)
 }
 
 /// The stored bytes that the live chunks of a pack take, about: those of each frame by the part of

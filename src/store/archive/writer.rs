@@ -91,11 +91,6 @@ impl<W: Write> PackWriter<W> {
         Ok(())
     }
 
-    /// Whether the pack has no chunk.
-    pub fn is_empty(&self) -> bool {
-        self.known.is_empty()
-    }
-
     /// Whether the next chunk belongs in another pack.
     pub fn is_full(&self) -> bool {
         self.stored >= FULL_PACK || self.index.len() >= MAX_INDEX / 2

@@ -1,4 +1,5 @@
-//! Builds a state from a tree blob: a tree without a base below it, and its content in a layer.
+//! Builds a state from a tree blob the plain way, which an import is compared with: a tree without
+//! a base below it, and its content in a layer.
 
 use std::sync::Arc;
 

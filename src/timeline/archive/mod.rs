@@ -1,13 +1,13 @@
-//! States as tree blobs: describes a state of this store, and builds a state from a blob.
+//! Describes a state of this store as a tree blob.
 //!
-//! * A description has everything that the mount shows, base included, and nothing of this store.
-//! * A built state has no base below it. Its description is the blob that it was built from.
+//! A description has everything that the mount shows, base included, and nothing of this store. An
+//! import builds a state from it again (`timeline/import/state.rs`).
 
+#[cfg(test)]
 mod build;
 mod content;
 mod describe;
 #[cfg(test)]
 mod tests;
 
-pub use build::build;
 pub use describe::describe;

@@ -5,7 +5,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
 
-use super::{build, describe};
+use super::build::build;
+use super::describe;
 use crate::base::Base;
 use crate::error::{Error, Kind, Result};
 use crate::fs::merged::lower::Lower;

@@ -62,7 +62,7 @@ pub(super) struct Content {
 }
 
 /// A file that is being received.
-struct Receiving<'a, 'b> {
+pub(super) struct Receiving<'a, 'b> {
     builder: &'a mut Builder<'b>,
     ino: Ino,
     old: Option<&'a Old>,
@@ -87,9 +87,7 @@ pub(super) fn receive<R: Read>(
         let why = format!("it has {size} bytes, and a file has at most {MAX_FILE_SIZE}");
         return Err(bad(&entry.path, why));
     }
-    let is_same = old.is_some_and(|old| old.size == *size);
-    let content = Content { extents: Vec::new(), is_same };
-    let mut receiving = Receiving { builder, ino, old, content };
+    let mut receiving = Receiving::new(builder, ino, old, *size);
     let whole = [ByteRange::at(0, *size)];
     let mut at = 0;
     let mut buffer = vec![0; usize::try_from(STEP.min(*size)).unwrap_or(0)];
@@ -108,9 +106,7 @@ pub(super) fn receive<R: Read>(
     }
     let hole = ByteRange { start: at, end: *size };
     receiving.hole(hole).attempt(|| "compare the content").map_err(|e| during(entry, e))?;
-    let content = receiving.content;
-    builder.layer.pool.close_window(ino);
-    Ok(content)
+    Ok(receiving.finish())
 }
 
 fn during(entry: &tar::Entry, error: Error) -> Error {
@@ -131,9 +127,27 @@ fn fill<R: Read>(
     Ok(())
 }
 
-impl Receiving<'_, '_> {
+impl<'a, 'b> Receiving<'a, 'b> {
+    /// Begins to receive `size` bytes for the file `ino`. `old` stands there now.
+    pub(super) fn new(
+        builder: &'a mut Builder<'b>,
+        ino: Ino,
+        old: Option<&'a Old>,
+        size: u64,
+    ) -> Receiving<'a, 'b> {
+        let is_same = old.is_some_and(|old| old.size == size);
+        let content = Content { extents: Vec::new(), is_same };
+        Receiving { builder, ino, old, content }
+    }
+
+    /// Ends the file.
+    pub(super) fn finish(self) -> Content {
+        self.builder.layer.pool.close_window(self.ino);
+        self.content
+    }
+
     /// Takes a range that the archive has as a hole.
-    fn hole(&mut self, range: ByteRange) -> FsResult<()> {
+    pub(super) fn hole(&mut self, range: ByteRange) -> FsResult<()> {
         let Some(old) = self.old else { return Ok(()) };
         let range = ByteRange { start: range.start.min(old.size), end: range.end.min(old.size) };
         if range.is_empty() {
@@ -150,7 +164,7 @@ impl Receiving<'_, '_> {
     }
 
     /// Takes a piece of content.
-    fn piece(&mut self, start: u64, bytes: &[u8]) -> Result<()> {
+    pub(super) fn piece(&mut self, start: u64, bytes: &[u8]) -> Result<()> {
         let range = ByteRange::at(start, bytes.len() as u64);
         if let Some(old) = self.old.filter(|old| range.end <= old.size) {
             let there = self.builder.state.read_range(&old.found, range);

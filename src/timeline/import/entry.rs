@@ -1,19 +1,18 @@
 //! Puts one entry of an archive into the tree.
 
-use std::collections::BTreeMap;
 use std::io::Read;
-use std::sync::Arc;
 
 use nix::sys::stat::makedev;
 
-use super::builder::{Builder, Dir};
+use super::builder::Builder;
 use super::content::{self, Old};
+use super::place::{self, Placed, Wanted, of_fs};
 use super::{bad, purge};
-use crate::error::{Error, FsError, FsResult, Result};
+use crate::error::{FsError, FsResult, Result};
 use crate::fs::Found;
 use crate::tar::{Entry, Kind, Reader};
 use crate::timeline::export::WHITEOUT;
-use crate::tree::{Body, Edit, Meta, Node, Source, Xattrs};
+use crate::tree::{Body, Meta};
 use crate::types::{BadName, FileKind, Ino, Name, TreePath};
 
 /// The rest of the name of a whiteout that hides all of a directory.
@@ -23,23 +22,6 @@ const MAX_TARGET: usize = 4095;
 /// The largest numbers of a device.
 const MAX_MAJOR: u32 = (1 << 12) - 1;
 const MAX_MINOR: u32 = (1 << 20) - 1;
-/// The largest value of an extended attribute, and all of a file together, in bytes.
-const MAX_XATTR: usize = 64 << 10;
-const MAX_XATTRS: usize = 1 << 20;
-/// The longest name of an extended attribute, in bytes.
-const MAX_XATTR_NAME: usize = 255;
-/// The most hard links of a file.
-const MAX_LINKS: u32 = 65_000;
-
-/// An entry at its place.
-struct Placed<'a> {
-    entry: &'a Entry,
-    dir: Dir,
-    name: Name,
-    /// The node that stands there now.
-    found: Found,
-    xattrs: Xattrs,
-}
 
 /// Puts an entry into the tree.
 ///
@@ -68,30 +50,45 @@ pub(super) fn add<R: Read>(
     if let Some(hidden) = name.as_bytes().strip_prefix(WHITEOUT).filter(|_| builder.has_whiteouts) {
         return whiteout(builder, &above, hidden, entry);
     }
-    let during = |error: FsError| of_fs(entry, error);
+    let during = |error: FsError| of_fs(&entry.path, error);
     let dir = match builder.dir_at(&above).map_err(during)? {
         Ok(dir) => dir,
         Err(other) => {
             return Err(bad(&entry.path, format!("'{other}' above it is not a directory")));
         }
     };
-    let xattrs = xattrs(builder, entry)?;
     let found = builder.find(&dir, &name).map_err(during)?;
-    let placed = Placed { entry, dir, name, found, xattrs };
+    let wanted = wanted(builder, entry)?;
+    let mut placed = Placed { wanted, dir, name, found };
     match &entry.kind {
-        Kind::File { .. } => file(builder, &placed, reader),
-        Kind::Dir => directory(builder, &placed).map_err(during),
+        Kind::File { size, .. } => file(builder, &placed, (entry, *size), reader),
+        Kind::Dir => place::directory(builder, &placed).map(drop).map_err(during),
         Kind::Link { target } => link(builder, &placed, &path, target),
         Kind::Symlink { target } => {
             if target.is_empty() || target.len() > MAX_TARGET || target.contains(&0) {
                 return Err(bad(&entry.path, "its target is not one that a link can have"));
             }
             let body = Body::Symlink { target: target.clone() };
-            special(builder, &placed, (FileKind::Symlink, 0), body).map_err(during)
+            let put = place::special(builder, &mut placed, FileKind::Symlink, body);
+            put.map(drop).map_err(during)
         }
-        Kind::Fifo => special(builder, &placed, (FileKind::Fifo, 0), Body::Special).map_err(during),
-        Kind::Char { major, minor } => device(builder, &placed, FileKind::Char, (*major, *minor)),
-        Kind::Block { major, minor } => device(builder, &placed, FileKind::Block, (*major, *minor)),
+        Kind::Fifo | Kind::Char { .. } | Kind::Block { .. } => {
+            let kind = kind(&entry.kind);
+            let put = place::special(builder, &mut placed, kind, Body::Special);
+            put.map(drop).map_err(during)
+        }
+    }
+}
+
+/// The kind of the node of an entry. A link is of no kind of its own; it counts as a file.
+fn kind(kind: &Kind) -> FileKind {
+    match kind {
+        Kind::File { .. } | Kind::Link { .. } => FileKind::File,
+        Kind::Dir => FileKind::Dir,
+        Kind::Symlink { .. } => FileKind::Symlink,
+        Kind::Fifo => FileKind::Fifo,
+        Kind::Char { .. } => FileKind::Char,
+        Kind::Block { .. } => FileKind::Block,
     }
 }
 
@@ -109,229 +106,73 @@ fn clean(bytes: &[u8]) -> std::result::Result<TreePath, &'static str> {
     })
 }
 
-fn of_fs(entry: &Entry, error: FsError) -> Error {
-    let path = crate::types::quoted(&entry.path);
-    let attempt: Result<()> =
-        crate::error::Attempt::attempt(Err(error), || format!("import entry '{path}'"));
-    match attempt {
-        Err(error) => error,
-        Ok(()) => bad(&entry.path, "unknown"),
-    }
-}
-
-/// The extended attributes that a tree can have. Those of other systems are left out.
-fn xattrs(builder: &mut Builder<'_>, entry: &Entry) -> Result<Xattrs> {
-    let mut kept = BTreeMap::new();
-    let mut size = 0;
-    let takes_user = matches!(entry.kind, Kind::File { .. } | Kind::Dir);
-    for (name, value) in &entry.xattrs {
-        size += name.len() + value.len();
-        if name.len() > MAX_XATTR_NAME || value.len() > MAX_XATTR || size > MAX_XATTRS {
-            return Err(bad(&entry.path, "its extended attributes are too large"));
-        }
-        if name.contains(&0) {
-            return Err(bad(&entry.path, "the name of an extended attribute has a NUL"));
-        }
-        let is_acl = matches!(&name[..], b"system.posix_acl_access" | b"system.posix_acl_default");
-        let has_prefix = |prefix: &[u8]| name.len() > prefix.len() && name.starts_with(prefix);
-        if is_acl && !is_acl_value(value) {
-            return Err(bad(&entry.path, "its access control list is malformed"));
-        }
-        let is_known = (is_acl && entry.kind != Kind::Fifo)
-            || (has_prefix(b"user.") && takes_user)
-            || has_prefix(b"trusted.")
-            || has_prefix(b"security.");
-        if is_known {
-            kept.insert(name.clone(), value.clone());
-        } else {
-            builder.left_out += 1;
-        }
-    }
-    Ok((!kept.is_empty()).then(|| Arc::new(kept)))
-}
-
-/// Whether a value has the form of an access control list: a version and entries of 8 bytes.
-fn is_acl_value(value: &[u8]) -> bool {
-    value.strip_prefix(&2u32.to_le_bytes()).is_some_and(|rest| rest.len().is_multiple_of(8))
-}
-
 /// The attributes that an entry describes. An archive has neither the access nor the change time.
-fn meta(builder: &Builder<'_>, entry: &Entry, kind: FileKind, nlink: u32, rdev: u64) -> Meta {
-    Meta {
+fn wanted<'e>(builder: &mut Builder<'_>, entry: &'e Entry) -> Result<Wanted<'e>> {
+    let rdev = match entry.kind {
+        Kind::Char { major, minor } | Kind::Block { major, minor } => {
+            device(builder, &entry.path, (major, minor))?
+        }
+        _ => 0,
+    };
+    let kind = kind(&entry.kind);
+    let attributes = entry.xattrs.iter().map(|(name, value)| (name, value));
+    let xattrs = place::xattrs(builder, &entry.path, kind, attributes)?;
+    let meta = Meta {
         mode: kind.type_bits() | (entry.mode & crate::types::PERM_BITS),
         uid: entry.uid,
         gid: entry.gid,
-        nlink,
+        nlink: 1,
         rdev,
         atime: entry.mtime,
         mtime: entry.mtime,
         ctime: builder.now(),
-    }
-}
-
-/// Whether a node has the attributes of an entry.
-fn has_attributes(node: &Node, meta: &Meta, xattrs: &Xattrs) -> bool {
-    let same = Meta { atime: node.meta.atime, ctime: node.meta.ctime, ..*meta };
-    node.meta == same && node.xattrs == *xattrs
-}
-
-/// The node that stands there now, if an entry of this kind can go into it. A file with further
-/// hard links is another one for the archive, which says on its own which names are one file.
-fn reusable(
-    builder: &Builder<'_>,
-    found: &Found,
-    kind: FileKind,
-) -> FsResult<Option<(Ino, Arc<Node>)>> {
-    let Some(ino) = found.ino() else { return Ok(None) };
-    if builder.state.kind(found) != Some(kind) {
-        return Ok(None);
-    }
-    let node = builder.state.node(found)?;
-    Ok((kind == FileKind::Dir || node.meta.nlink == 1).then_some((ino, node)))
+    };
+    Ok(Wanted { path: &entry.path, meta, xattrs, has_all_times: false })
 }
 
 fn root(builder: &mut Builder<'_>, entry: &Entry) -> Result<()> {
-    let during = |error: FsError| of_fs(entry, error);
+    let during = |error: FsError| of_fs(&entry.path, error);
     if entry.kind != Kind::Dir {
         return Err(bad(&entry.path, "the root is a directory"));
     }
-    let xattrs = xattrs(builder, entry)?;
+    let wanted = wanted(builder, entry)?;
     let found = builder.state.resolve(&TreePath::root()).map_err(during)?;
-    set_directory(builder, entry, &found, xattrs).map_err(during)
+    place::set_directory(builder, &wanted, &found).map(drop).map_err(during)
 }
 
-/// Gives a directory that is there the attributes of an entry.
-fn set_directory(
+fn file<R: Read>(
     builder: &mut Builder<'_>,
-    entry: &Entry,
-    found: &Found,
-    xattrs: Xattrs,
-) -> FsResult<()> {
-    let node = builder.state.node(found)?;
-    let ino = found.ino().ok_or(FsError::NotFound)?;
-    let meta = meta(builder, entry, FileKind::Dir, node.meta.nlink, 0);
-    builder.see(ino);
-    if has_attributes(&node, &meta, &xattrs) {
-        return Ok(());
-    }
-    builder.copy_up(found)?;
-    let body = node.body.clone();
-    builder.edit(&Edit::Put { ino, node: Box::new(Node { meta, xattrs, body }) })
-}
-
-fn directory(builder: &mut Builder<'_>, at: &Placed<'_>) -> FsResult<()> {
-    if builder.state.as_dir(&at.found).is_some() {
-        return set_directory(builder, at.entry, &at.found, at.xattrs.clone());
-    }
-    let meta = meta(builder, at.entry, FileKind::Dir, 2, 0);
-    let body = Body::Dir { base: None };
-    let node = Node { meta, xattrs: at.xattrs.clone(), body };
-    let ino = builder.put_new(&at.dir, &at.name, node)?;
-    builder.see(ino);
-    Ok(())
-}
-
-fn file<R: Read>(builder: &mut Builder<'_>, at: &Placed<'_>, reader: &mut Reader<R>) -> Result<()> {
-    let during = |error: FsError| of_fs(at.entry, error);
-    let reused = reusable(builder, &at.found, FileKind::File).map_err(during)?;
+    at: &Placed<'_>,
+    (entry, size): (&Entry, u64),
+    reader: &mut Reader<R>,
+) -> Result<()> {
+    let during = |error: FsError| of_fs(&entry.path, error);
+    let reused = place::reusable(builder, &at.found, FileKind::File).map_err(during)?;
     let old = Old::of(&builder.state, &at.found).map_err(during)?;
     let ino = match &reused {
         Some((ino, _)) => *ino,
         None => builder.fresh()?,
     };
-    let content = content::receive(builder, ino, old.as_ref(), at.entry, reader)?;
-    put_file(builder, at, (ino, reused.is_some()), old, content).map_err(during)
+    let content = content::receive(builder, ino, old.as_ref(), entry, reader)?;
+    place::file(builder, at, (ino, reused.is_some()), old, (size, content)).map_err(during)
 }
 
-fn put_file(
-    builder: &mut Builder<'_>,
-    at: &Placed<'_>,
-    (ino, is_reused): (Ino, bool),
-    old: Option<Old>,
-    content: content::Content,
-) -> FsResult<()> {
-    let Kind::File { size, .. } = at.entry.kind else { return Ok(()) };
-    let meta = meta(builder, at.entry, FileKind::File, 1, 0);
-    let is_same = is_reused && content.is_same;
-    if let Some(old) = old.as_ref().filter(|_| is_same)
-        && has_attributes(&old.node, &meta, &at.xattrs)
-    {
-        builder.see(ino);
-        return Ok(());
-    }
-    let origin = match old.as_ref().map(|old| &old.node.body) {
-        Some(Body::File { origin, .. }) => origin.clone(),
-        _ => None,
-    };
-    let has_base = |source: &Source| source.is_base();
-    let origin = origin.filter(|_| content.extents.iter().any(|(_, source)| has_base(source)));
-    let node = Node { meta, xattrs: at.xattrs.clone(), body: Body::File { size, origin } };
-    if is_reused {
-        builder.copy_up(&at.found)?;
-        builder.edit(&Edit::Resize { ino, size: 0 })?;
-    } else {
-        builder.detach(&at.dir, &at.name)?;
-    }
-    builder.edit(&Edit::Put { ino, node: Box::new(node) })?;
-    for (range, source) in content.extents {
-        builder.edit(&Edit::Map { ino, range, to: Some(source) })?;
-    }
-    if !is_reused {
-        builder.attach(&at.dir, &at.name, ino)?;
-    }
-    builder.see(ino);
-    Ok(())
-}
-
-fn device(
-    builder: &mut Builder<'_>,
-    at: &Placed<'_>,
-    kind: FileKind,
-    (major, minor): (u32, u32),
-) -> Result<()> {
-    let path = &at.entry.path;
+/// The number of a device.
+fn device(builder: &Builder<'_>, path: &[u8], (major, minor): (u32, u32)) -> Result<u64> {
     if !builder.limits.devices {
         return Err(bad(path, "only root makes device nodes"));
     }
     if major > MAX_MAJOR || minor > MAX_MINOR {
         return Err(bad(path, format!("there is no device {major}:{minor}")));
     }
-    let rdev = makedev(u64::from(major), u64::from(minor));
-    special(builder, at, (kind, rdev), Body::Special).map_err(|error| of_fs(at.entry, error))
-}
-
-/// Puts a link, pipe or device.
-fn special(
-    builder: &mut Builder<'_>,
-    at: &Placed<'_>,
-    (kind, rdev): (FileKind, u64),
-    body: Body,
-) -> FsResult<()> {
-    let mut meta = meta(builder, at.entry, kind, 1, rdev);
-    if kind == FileKind::Symlink {
-        // No program can change the mode of a link, and the kernel ignores it.
-        meta.mode = kind.type_bits() | 0o777;
-    }
-    let Some((ino, node)) = reusable(builder, &at.found, kind)? else {
-        let node = Node { meta, xattrs: at.xattrs.clone(), body };
-        let ino = builder.put_new(&at.dir, &at.name, node)?;
-        builder.see(ino);
-        return Ok(());
-    };
-    builder.see(ino);
-    if node.body == body && has_attributes(&node, &meta, &at.xattrs) {
-        return Ok(());
-    }
-    builder.copy_up(&at.found)?;
-    let node = Node { meta, xattrs: at.xattrs.clone(), body };
-    builder.edit(&Edit::Put { ino, node: Box::new(node) })
+    Ok(makedev(u64::from(major), u64::from(minor)))
 }
 
 /// Gives a file that an archive has another name.
 fn link(builder: &mut Builder<'_>, at: &Placed<'_>, path: &TreePath, target: &[u8]) -> Result<()> {
-    let during = |error: FsError| of_fs(at.entry, error);
+    let during = |error: FsError| of_fs(at.wanted.path, error);
     let shown = crate::types::quoted(target);
-    let refuse = |why: String| Err(bad(&at.entry.path, why));
+    let refuse = |why: String| Err(bad(at.wanted.path, why));
     let to = match clean(target) {
         Ok(to) => to,
         Err(why) => return refuse(format!("it is a hard link to '{shown}': {why}")),
@@ -356,12 +197,9 @@ fn link(builder: &mut Builder<'_>, at: &Placed<'_>, path: &TreePath, target: &[u
         return refuse(format!("it is a hard link to '{shown}', which it replaces"));
     };
     builder.copy_up(&found).map_err(during)?;
-    let meta = builder.state.tree.node(ino).map(|node| node.meta);
-    let Some(meta) = meta.filter(|meta| meta.nlink < MAX_LINKS) else {
-        return refuse(format!("'{shown}' has {MAX_LINKS} links already"));
-    };
-    let meta = Meta { nlink: meta.nlink + 1, ..meta };
-    builder.edit(&Edit::Meta { ino, meta }).map_err(during)?;
+    if !place::count_link(builder, ino).map_err(during)? {
+        return Err(place::too_many_links(at.wanted.path, &shown));
+    }
     builder.attach(&at.dir, &at.name, ino).map_err(during)?;
     builder.see(ino);
     Ok(())
@@ -375,7 +213,7 @@ fn whiteout(
     hidden: &[u8],
     entry: &Entry,
 ) -> Result<()> {
-    let during = |error: FsError| of_fs(entry, error);
+    let during = |error: FsError| of_fs(&entry.path, error);
     let found = builder.state.resolve(above).map_err(during)?;
     let dir = builder.state.as_dir(&found);
     if hidden == OPAQUE {

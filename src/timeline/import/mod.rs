@@ -13,7 +13,9 @@
 mod builder;
 mod content;
 mod entry;
+mod place;
 mod purge;
+mod state;
 
 use std::io::Read;
 
@@ -68,6 +70,15 @@ pub trait Archives {
     fn finish(&mut self) -> Result<()>;
 }
 
+/// What the bytes of an import are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Form {
+    /// Tar archives.
+    Tar,
+    /// One description of a state, with the bytes of its chunks in it.
+    State,
+}
+
 /// The state that an import begins with.
 #[derive(Clone, Copy, Debug)]
 pub struct Onto {
@@ -77,6 +88,8 @@ pub struct Onto {
     pub only_changes: bool,
     /// Whether names of whiteouts have a meaning.
     pub has_whiteouts: bool,
+    /// What is received.
+    pub form: Form,
 }
 
 /// A state that was received and sealed.
@@ -145,9 +158,14 @@ impl Timeline {
         builder.has_whiteouts = onto.has_whiteouts;
         while archives.next()? {
             builder.begin_archive();
-            let mut reader = tar::Reader::new(archives.bytes());
-            while let Some(entry) = reader.next_entry()? {
-                entry::add(&mut builder, &entry, &mut reader)?;
+            match onto.form {
+                Form::State => state::add_all(&mut builder, archives.bytes())?,
+                Form::Tar => {
+                    let mut reader = tar::Reader::new(archives.bytes());
+                    while let Some(entry) = reader.next_entry()? {
+                        entry::add(&mut builder, &entry, &mut reader)?;
+                    }
+                }
             }
             archives.finish()?;
         }

@@ -11,7 +11,7 @@ use crate::store::archive::{ChunkRef, ChunkSource, Digest, Flaw, MAX_CHUNK};
 
 const MAGIC: &[u8; 16] = b"jailfs-state  1\n";
 /// The most bytes of a blob: for a stream of about 30 GiB.
-const MAX_BLOB: usize = 64 << 20;
+pub const MAX_BLOB: usize = 64 << 20;
 /// The fewest bytes of a chunk in a blob.
 const LEAST_CHUNK: usize = 1 + 32;
 

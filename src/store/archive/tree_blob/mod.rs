@@ -32,10 +32,10 @@ mod reader;
 mod rules;
 mod writer;
 
-pub use blob::{TreeBlob, load};
+pub use blob::{MAX_BLOB, TreeBlob, load};
 pub use layout::{Attributes, Event, Piece};
 pub use reader::TreeReader;
-pub use writer::TreeWriter;
+pub use writer::{TreeWriter, put_event, put_magic};
 
 /// Holes are made of blocks of so many bytes.
 pub const HOLE_BLOCK: u64 = 4096;

@@ -21,6 +21,11 @@ impl<I: Input> TreeReader<I> {
         TreeReader { input, rules: Rules::default(), has_begun: false, what: what.into() }
     }
 
+    /// Where the stream comes from, for what follows the event that was read last.
+    pub fn input(&mut self) -> &mut I {
+        &mut self.input
+    }
+
     /// Entries so far.
     pub fn entries(&self) -> u64 {
         self.rules.entries()

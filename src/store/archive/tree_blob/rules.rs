@@ -142,7 +142,7 @@ impl Rules {
         let Some(file) = &mut self.file else { return Ok(()) };
         let left = file.size - file.at;
         let len = piece.len();
-        if len == 0 || len > left {
+        if piece.is_empty() || len > left {
             return Err(Flaw::new("content beyond the end of a file"));
         }
         match piece {

@@ -73,3 +73,16 @@ impl TreeWriter {
 fn refused(flaw: Flaw) -> Error {
     Error::new(Kind::Failed, "describe the state", flaw.0)
 }
+
+/// Writes the start of a stream in which the bytes of each chunk follow its name.
+pub fn put_magic(out: &mut Vec<u8>) {
+    out.extend_from_slice(MAGIC);
+}
+
+/// Appends the bytes of an event that was read from a stream.
+///
+/// # Errors
+/// The event is none that a reader gives.
+pub fn put_event(event: &Event, out: &mut Vec<u8>) -> Result<()> {
+    event.put(out).map_err(refused)
+}

@@ -37,15 +37,16 @@ impl Reach {
     }
 }
 
-/// The cache of the user: `$XDG_CACHE_HOME/jailfs` or `~/.cache/jailfs`. Without both, one that
-/// lives as long as the command.
+/// The cache of the user: `$XDG_CACHE_HOME/jailfs` or `~/.cache/jailfs`. Without both, or if it
+/// cannot be made, one that lives as long as the command.
 pub(super) fn cache() -> Result<Cache> {
     let absolute = |name| std::env::var_os(name).map(PathBuf::from).filter(|dir| dir.is_absolute());
     let dir = absolute("XDG_CACHE_HOME").or_else(|| Some(absolute("HOME")?.join(".cache")));
-    match dir {
-        Some(dir) => Cache::open(&dir.join("jailfs")),
-        None => Cache::temporary(),
-    }
+    let Some(dir) = dir else { return Cache::temporary() };
+    Cache::open(&dir.join("jailfs")).or_else(|error| {
+        out::note(&format!("{error}; without it, later pushes and pulls move more bytes"));
+        Cache::temporary()
+    })
 }
 
 /// Names a store and a repository.

@@ -47,7 +47,8 @@ const ALL: &str = r#"
     find . -type f -print0 | sort -z | xargs -0 sha256sum
     find . -type l -print0 | sort -z | xargs -0 readlink
     find . -print0 | sort -z | xargs -0 getfattr -h -d -m - -e hex 2>/dev/null
-    find . ! -type d -links +1 -printf '%i %p\n' | sort | awk '{ print $1 == i; i = $1 } END { }'
+    find . ! -type d -links +1 -printf '%p %i\n' | sort |
+        awk '{ if (!($2 in first)) first[$2] = $1; print $1, first[$2] }'
 "#;
 
 fn all(live: &Live) -> Vec<String> {
@@ -245,8 +246,6 @@ fn a_command_of_run_can_neither_push_nor_pull() {
         let output = run(&[program, verb, &reference, "--plain-http"]);
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         assert!(!output.status.success(), "{verb}: {said}");
-        let reason =
-            if verb == "push" { "'jailfs run' holds this sandbox" } else { "jailfs: error" };
-        assert!(said.contains(reason), "{verb}: {said}");
+        assert!(said.contains("'jailfs run' holds this sandbox"), "{verb}: {said}");
     }
 }

@@ -25,7 +25,7 @@ pub(super) fn gate(request: &Request) -> Result<()> {
         }
         // A pipe that its other end does not serve keeps collections waiting.
         Request::Export(_) => ("export", "export when the command has ended"),
-        Request::Describe(_) => ("push", "push when the command has ended"),
+        Request::Describe(_) => ("push or pull", "do it when the command has ended"),
         Request::Import(_) => ("import", "import when the command has ended"),
         Request::DropFork { .. } => ("drop a fork", "drop it when the command has ended"),
         // No `_`: each new request must be judged here.
@@ -82,7 +82,7 @@ mod tests {
             assert_eq!(gate(&refused).unwrap_err().kind, Kind::InUse, "{refused:?}");
         }
         let describe = DescribeTerms { state: Rev::Now, stream: Default::default() };
-        assert_eq!(gate(&Request::Describe(describe)).unwrap_err().attempt, "push");
+        assert_eq!(gate(&Request::Describe(describe)).unwrap_err().attempt, "push or pull");
         for allowed in [
             gc(true),
             hold(true),

@@ -16,11 +16,11 @@ pub struct Listed {
     pub artifact: Artifact,
 }
 
-/// The checkpoints that tags name, newest first; or that one tag names. Also the number of tags that
-/// name something else.
+/// The checkpoints that tags name, newest first; or that one tag names. Also the number of tags
+/// that name something else.
 ///
 /// # Errors
-/// There is no such tag; the registry does not answer or refuses; a manifest of a checkpoint is malformed.
+/// There is no such tag; the registry does not answer or refuses; a manifest is malformed.
 pub fn list(repository: &Repository, only: Option<&str>) -> Result<(Vec<Listed>, u64)> {
     let (mut listed, mut others) = (Vec::new(), 0);
     if let Some(tag) = only {

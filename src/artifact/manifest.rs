@@ -33,7 +33,7 @@ const PARENT: &str = "vnd.jailfs.parent";
 const PACK_NAME: &str = "vnd.jailfs.pack";
 const INDEX: &str = "vnd.jailfs.index";
 
-/// What people want to know of a checkpoint.
+/// The facts about a checkpoint that people want to know.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct About {
     /// When it was made, in RFC 3339.
@@ -61,7 +61,7 @@ pub(super) struct PackBlob {
 /// A checkpoint in a registry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Artifact {
-    /// What people want to know of it.
+    /// The facts about it.
     pub about: About,
     /// The number of entries of the tree.
     pub entries: u64,

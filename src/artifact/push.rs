@@ -32,7 +32,7 @@ const MANY_PACKS: usize = 64;
 /// So many are left as they are then.
 const FEW_PACKS: usize = 32;
 
-/// What a push begins with.
+/// A push that has found its parent.
 pub struct Push<'a> {
     repository: &'a Repository,
     cache: &'a Cache,
@@ -40,7 +40,7 @@ pub struct Push<'a> {
     /// The packs of the repository, and the one that has a chunk.
     packs: Vec<PackBlob>,
     known: HashMap<Digest, u32>,
-    /// What the tag names now, and its manifest.
+    /// The artifact that the tag names now, and its manifest.
     at_tag: Option<(Artifact, BlobDigest)>,
     parent: Option<Artifact>,
 }
@@ -205,7 +205,7 @@ impl<'a> Push<'a> {
     }
 }
 
-/// What was uploaded so far.
+/// The blobs that were uploaded so far.
 #[derive(Default)]
 pub struct Pushing {
     packs: Vec<PackBlob>,

@@ -4,8 +4,9 @@
 //! magic, 16 bytes | each chunk: length u32, digest, bytes
 //! ```
 //!
-//! If the pull is interrupted, the next one of the same tree goes on with them. The rest of the file
-//! after a chunk that is cut or damaged is written anew. A chunk is verified whenever it is read.
+//! If the pull is interrupted, the next one of the same tree goes on with them. The rest of the
+//! file after a chunk that is cut or damaged is written anew. A chunk is verified whenever it is
+//! read.
 
 use std::collections::HashMap;
 use std::fs::{File, OpenOptions};

@@ -368,14 +368,6 @@ mod tests {
             "jailfs import x.tar",
             "jailfs import img:v1 --into try --json",
             "jailfs import - --onto base --detach-mounts",
-            #[cfg(feature = "registry")]
-            "jailfs push ghcr.io/me/repo:green",
-            #[cfg(feature = "registry")]
-            "jailfs push localhost:5000/repo:x green --parent localhost:5000/repo --plain-http --json",
-            #[cfg(feature = "registry")]
-            "jailfs pull 10.0.0.1:5000/repo --into try --plain-http=10.0.0.1:5000 --detach-mounts",
-            #[cfg(feature = "registry")]
-            "jailfs ls ghcr.io/me/repo --json",
             "jailfs op log --json",
             "jailfs op restore 3",
             "jailfs run --keep -- make test",
@@ -383,6 +375,21 @@ mod tests {
             "jailfs __daemon /b /m",
             "jailfs __guard",
             "jailfs __exec --cage 3 -- ls -l",
+        ] {
+            parse(line);
+        }
+    }
+
+    #[cfg(feature = "registry")]
+    #[test]
+    fn every_form_for_registries_is_understood() {
+        for line in [
+            "jailfs push ghcr.io/me/repo:green",
+            "jailfs push localhost:5000/repo:x green --parent localhost:5000/repo --plain-http",
+            "jailfs push ghcr.io/me/repo @-1 --json",
+            "jailfs pull 10.0.0.1:5000/repo --into try --plain-http=10.0.0.1:5000",
+            "jailfs pull ghcr.io/me/repo --detach-mounts --json",
+            "jailfs ls ghcr.io/me/repo --json",
         ] {
             parse(line);
         }

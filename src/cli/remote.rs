@@ -1,4 +1,4 @@
-//! What `push`, `pull` and `ls` share: how a registry is reached, and what they print.
+//! The code that `push`, `pull` and `ls` share: how a registry is reached, and what they print.
 
 use std::path::{Path, PathBuf};
 

@@ -90,7 +90,7 @@ fn a_pull_that_ends_at_any_request_changes_nothing_and_goes_on() {
             number += 1;
         }
         assert!(number > 5, "{number} requests");
-        // What one pull has fetched, the next one does not fetch again.
+        // A pull does not fetch again the chunks that the one before it has fetched.
         let bytes = cutter.take_bytes();
         assert!(is_answer || bytes < 21_000_000, "{bytes} bytes");
         there.restore("before");

@@ -1,4 +1,4 @@
-//! What was pushed is pulled elsewhere, equal in everything.
+//! A pushed state is pulled elsewhere, equal in everything.
 
 use std::io::Write;
 use std::path::Path;
@@ -239,7 +239,7 @@ fn a_command_of_run_can_neither_push_nor_pull() {
         command.env("XDG_CACHE_HOME", "/tmp");
         command.env("XDG_STATE_HOME", dir.path().join("state")).output().unwrap()
     };
-    // What a pull would fetch.
+    // A pull would find this.
     let live = Live::new("echo a > a");
     Machine::new().run(&live, &["push", &reference, "--plain-http"]);
     for verb in ["push", "pull"] {

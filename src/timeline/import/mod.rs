@@ -70,7 +70,7 @@ pub trait Archives {
     fn finish(&mut self) -> Result<()>;
 }
 
-/// What the bytes of an import are.
+/// The form of the bytes of an import.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Form {
     /// Tar archives.
@@ -88,7 +88,7 @@ pub struct Onto {
     pub only_changes: bool,
     /// Whether names of whiteouts have a meaning.
     pub has_whiteouts: bool,
-    /// What is received.
+    /// The form of the bytes.
     pub form: Form,
 }
 

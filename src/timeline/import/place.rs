@@ -1,4 +1,4 @@
-//! Puts a node at a name of the tree. What stands there already is kept as far as it is the same.
+//! Puts a node at a name of the tree. A node that is there already stays as far as it is the same.
 
 use std::sync::Arc;
 

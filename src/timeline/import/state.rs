@@ -1,4 +1,4 @@
-//! Puts a whole state into the tree: a tree stream in which the bytes of each chunk follow its name.
+//! Puts a whole state into the tree: a tree stream in which the bytes of a chunk follow its name.
 //!
 //! The reader of the stream checks its rules: names without a path, in order, and links to earlier
 //! entries only. So an entry lies in the directory that began last, and the stream reaches nothing

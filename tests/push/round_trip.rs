@@ -39,7 +39,8 @@ const CHANGES: &str = r#"
 const OTHER: &str =
     "mkdir dir twin; echo here > dir/file; echo x > null; ln dir/file kept; echo y > y";
 
-/// Everything that stat, getfattr and cmp can tell, the time of the last change of the node included.
+/// Everything that stat, getfattr and cmp can tell, the
+/// time of the last change of the node included.
 /// The time of access is left out: reading changes it.
 const ALL: &str = r#"
     find . -print0 | sort -z | xargs -0 stat --printf '%n %f %u %g %h %s %t:%T %.9Y %.9Z\n' |

@@ -115,8 +115,7 @@ fn wanted<'e>(builder: &mut Builder<'_>, entry: &'e Entry) -> Result<Wanted<'e>>
         _ => 0,
     };
     let kind = kind(&entry.kind);
-    let attributes = entry.xattrs.iter().map(|(name, value)| (name, value));
-    let xattrs = place::xattrs(builder, &entry.path, kind, attributes)?;
+    let xattrs = place::xattrs(builder, &entry.path, kind, entry.xattrs.iter())?;
     let meta = Meta {
         mode: kind.type_bits() | (entry.mode & crate::types::PERM_BITS),
         uid: entry.uid,

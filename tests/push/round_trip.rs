@@ -149,7 +149,7 @@ fn a_byte_in_front_of_a_large_file_moves_at_most_256_kib() {
     sender.run(&here, &["push", &reference, "--plain-http"]);
     receiver.run(&there, &["pull", &reference, "--plain-http"]);
     let first = cutter.take_bytes();
-    assert!(first > 2 * size << 20, "{first} bytes of random content");
+    assert!(first > (2 * size) << 20, "{first} bytes of random content");
     here.sh("{ printf x; cat large; } > new; mv new large");
     sender.run(&here, &["push", &reference, "--plain-http"]);
     let pushed = cutter.take_bytes();

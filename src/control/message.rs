@@ -35,7 +35,7 @@ pub enum Message {
 }
 
 /// An order of a client that runs a race. A connection has one race. If it closes before
-/// [`RaceOrder::Finish`], the daemon ends the attempts and drops their forks.
+/// [`RaceOrder::Finish`], the daemon ends the attempts and lists their forks as abandoned.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum RaceOrder {
     /// Makes this many forks of the head. Answered by [`Answer::Race`].

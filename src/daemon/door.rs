@@ -237,3 +237,25 @@ impl Door {
         Ok(reply)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::control::RaceOrder;
+
+    #[test]
+    fn a_command_cannot_run_a_race() {
+        let heads = Arc::new(Heads::new(None));
+        let access = Access::OfRun { head: "run-1-1".to_owned(), forked: MadeForks::default() };
+        let door = |access| Door::new(&heads, access);
+        for order in [RaceOrder::Begin(2), RaceOrder::Prepare, RaceOrder::End, RaceOrder::Finish] {
+            let message = Message::Race(order);
+            for is_inside in [true, false] {
+                let peer = Peer { pid: 1, is_inside };
+                let refused = door(access.clone()).check("run-1-1", &message, peer);
+                assert_eq!(refused.unwrap_err().kind, Kind::InUse, "{message:?}");
+                assert_eq!(door(Access::Full).check("main", &message, peer), Ok(()));
+            }
+        }
+    }
+}

@@ -3,14 +3,14 @@
 //! Always true:
 //! * Each attempt has a head, a mount that its client made, and a control socket. That admits what
 //!   a command of `run` may ask for, and only for its own head.
-//! * A race that is dropped before [`ServedRace::finish`], because its client has died, leaves
-//!   nothing: its mounts end, and its forks are dropped.
+//! * A race that is dropped before [`ServedRace::finish`], because its client has died, leaves no
+//!   mount. Its forks are listed as abandoned.
 //! * The store stays open until the race is over, also while no head is mounted.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
@@ -21,7 +21,6 @@ use super::heads::{Heads, Held};
 use super::plan::{Choice, path_bytes};
 use crate::control::{Answer, Listener, RaceOrder};
 use crate::error::{Error, Kind, Result};
-use crate::fs::Limits;
 use crate::fuse::Handed;
 use crate::sandbox::{Race, Reply, Request, Rev, Sandbox};
 use crate::store::io::codec;
@@ -30,28 +29,27 @@ use crate::types::LayerId;
 /// Tells the control sockets of attempts apart.
 static SOCKETS: AtomicU32 = AtomicU32::new(1);
 
-/// A race. Dropping it before its end drops its forks.
+/// A race. Dropping it ends its mounts.
 pub struct ServedRace {
     heads: Arc<Heads>,
     race: Race,
-    /// The states that existed before. An attempt sees these, and those that it makes.
+    /// The states that existed when the forks were made. An attempt sees these, and those that it makes.
     states: BTreeSet<LayerId>,
     /// The process whose descendants are the commands.
     owner: u32,
     /// The options of the mount of the caller's head, if that is mounted.
     mounted: Option<Choice>,
     tracks: Mutex<BTreeMap<String, Track>>,
-    is_over: AtomicBool,
     /// Keeps the store open. Dropped last: the daemon may end with it.
     _held: Held,
 }
 
-/// An attempt whose head is open.
+/// An attempt whose head is open. Dropping it ends the mount, and then closes the head.
 struct Track {
-    sandbox: Arc<Sandbox>,
+    served: Option<ServedApart>,
     /// Until the mount is served.
     listener: Option<Listener>,
-    served: Option<ServedApart>,
+    sandbox: Arc<Sandbox>,
 }
 
 /// A mount of an attempt, as its client describes it.
@@ -89,17 +87,16 @@ impl ServedRace {
         attempts: u32,
         owner: u32,
     ) -> Result<ServedRace> {
-        let states = caller.states();
         let held = Heads::hold(heads, Arc::clone(caller));
         let mounted = heads.get(caller.head_name()).map(|head| head.choice().clone());
+        let race = caller.begin_race(attempts)?;
         Ok(ServedRace {
             heads: Arc::clone(heads),
-            race: caller.begin_race(attempts)?,
-            states,
+            race,
+            states: caller.states(),
             owner,
             mounted,
             tracks: Mutex::default(),
-            is_over: AtomicBool::new(false),
             _held: held,
         })
     }
@@ -181,17 +178,12 @@ impl ServedRace {
         Ok(())
     }
 
-    /// Ends the mount of an attempt, and lifts its limits, so that its tree can be sealed.
+    /// Ends the mount of an attempt, and closes its head. When it is opened again, it has no limits,
+    /// so that its tree can be sealed.
     pub fn end(&self, head: &str) {
-        let (served, sandbox) = {
-            let mut tracks = self.tracks.lock();
-            let Some(track) = tracks.get_mut(head) else { return };
-            track.listener = None;
-            (track.served.take(), Arc::clone(&track.sandbox))
-        };
+        let ended = self.tracks.lock().remove(head);
         // This waits, and must not keep the other attempts waiting.
-        drop(served);
-        sandbox.fs().set_limits(Limits::default());
+        drop(ended);
     }
 
     /// Makes the tree of an attempt equal to a sealed state.
@@ -209,7 +201,7 @@ impl ServedRace {
     /// Those of the store. The fork may be gone then.
     pub fn replace(&self, head: &str) -> Result<()> {
         self.check(head)?;
-        self.close(head);
+        self.end(head);
         self.race.replace(head)
     }
 
@@ -219,21 +211,18 @@ impl ServedRace {
     /// # Errors
     /// The first error. The others are dropped all the same.
     pub fn drop_forks(&self, heads: &[String]) -> Result<()> {
-        heads.iter().for_each(|head| self.close(head));
+        heads.iter().for_each(|head| self.end(head));
         self.race.drop_forks(heads)
     }
 
     /// Ends the race. The forks that are left stay.
     pub fn finish(&self) {
-        self.is_over.store(true, Ordering::SeqCst);
-        self.names().iter().for_each(|head| self.close(head));
+        self.close_all();
+        self.race.finish();
     }
 
-    /// Ends the mount of an attempt, and closes its head.
-    fn close(&self, head: &str) {
-        self.end(head);
-        let closed = self.tracks.lock().remove(head);
-        drop(closed);
+    fn close_all(&self) {
+        self.names().iter().for_each(|head| self.end(head));
     }
 
     fn check(&self, head: &str) -> Result<()> {
@@ -273,11 +262,7 @@ impl ServedRace {
 
 impl Drop for ServedRace {
     fn drop(&mut self) {
-        if !self.is_over.load(Ordering::SeqCst)
-            && let Err(error) = self.drop_forks(self.names())
-        {
-            log::warn!("the forks of a race that was killed are not all dropped: {error}");
-        }
+        self.close_all();
         if let Some(choice) = &self.mounted {
             self.race.caller().set_policy(choice.policy(), choice.max_bytes);
         }

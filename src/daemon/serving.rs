@@ -158,7 +158,8 @@ pub(super) fn raise_limits() -> Result<()> {
 struct Visit {
     heads: Arc<Heads>,
     door: Arc<Door>,
-    /// The race that the client runs. It ends with the connection.
+    /// The race that the client runs. It keeps the store open until the connection ends, because
+    /// the client decides about the winner's changes after the race.
     race: Option<ServedRace>,
 }
 
@@ -186,14 +187,7 @@ impl Conversation for Visit {
                 self.race = Some(race);
                 Ok(Answer::Race { names, start }.into())
             }
-            (Message::Race(order), Some(race)) => {
-                let is_last = order == RaceOrder::Finish;
-                let answer = race.order(&head, order)?;
-                if is_last {
-                    self.race = None;
-                }
-                Ok(answer.into())
-            }
+            (Message::Race(order), Some(race)) => race.order(&head, order).map(Answered::from),
             (Message::Race(_), None) => {
                 Err(Error::new(Kind::Usage, "run a race", "the connection has none"))
             }

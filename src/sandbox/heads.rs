@@ -196,12 +196,13 @@ impl Sandbox {
         Ok(())
     }
 
-    /// Removes the marks of a race that is over.
-    pub(super) fn unmark_race(&self, names: &[String]) {
+    /// Removes the marks of a race that is over. If it is abandoned, its heads are listed as such.
+    pub(super) fn unmark_race(&self, names: &[String], is_abandoned: bool) {
         let store = self.timeline.store();
+        let known = store.head_names();
         let mut racing = self.shared.racing.lock();
         let mut heads = store.race_heads();
-        heads.retain(|head| !names.contains(head));
+        heads.retain(|head| !names.contains(head) || is_abandoned && known.contains(head));
         racing.retain(|head| !names.contains(head));
         if let Err(error) = store.set_race_heads(heads) {
             log::warn!("forks of a race may be listed as abandoned: {error}");

@@ -2,12 +2,14 @@
 //!
 //! Always true:
 //! * The store lists the forks of a race from before they are made until it is over. If the process
-//!   that has the store open is killed meanwhile, they count as abandoned.
+//!   that runs the race, or has the store open, is killed before, they count as abandoned. They are
+//!   not dropped, because one may have the only copy of an attempt's work.
 //! * The state that the attempts begin with, and those that they end with, stay until the race is
 //!   over, whatever the policy of the collection.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
 
@@ -18,13 +20,14 @@ use crate::types::LayerId;
 /// The names of the forks are `run-RACE-ATTEMPT`.
 const PREFIX: &str = "run-";
 
-/// The forks of one race. Dropping it ends the race; the forks that are left stay.
+/// The forks of one race. Dropped before [`Race::finish`], it leaves them as abandoned.
 pub struct Race {
     caller: Arc<Sandbox>,
     names: Vec<String>,
     start: Rev,
     /// The states that the collection keeps for this race.
     kept: Mutex<Vec<LayerId>>,
+    is_over: AtomicBool,
 }
 
 impl Sandbox {
@@ -42,7 +45,8 @@ impl Sandbox {
         let names: Vec<String> = (1..=attempts).map(|n| format!("{PREFIX}{number}-{n}")).collect();
         self.mark_race(&names)?;
         let kept = Mutex::default();
-        let mut race = Race { caller: Arc::clone(self), names, start: Rev::Base, kept };
+        let (caller, is_over) = (Arc::clone(self), AtomicBool::new(false));
+        let mut race = Race { caller, names, start: Rev::Base, kept, is_over };
         let forks = race.fork(race.names.clone(), None)?;
         if let Some(start) = forks.first().and_then(|fork| fork.forked_at) {
             race.keep(start);
@@ -72,6 +76,12 @@ impl Race {
     pub fn keep(&self, state: LayerId) {
         self.kept.lock().push(state);
         self.caller.shared.terms.lock().kept_by_races.push(state);
+    }
+
+    /// Ends the race. The forks that are left stay, as any others.
+    pub fn finish(&self) {
+        self.is_over.store(true, Ordering::SeqCst);
+        self.caller.unmark_race(&self.names, false);
     }
 
     /// Makes a fork begin again with the first state. No process uses it.
@@ -141,7 +151,9 @@ impl Race {
 
 impl Drop for Race {
     fn drop(&mut self) {
-        self.caller.unmark_race(&self.names);
+        if !self.is_over.load(Ordering::SeqCst) {
+            self.caller.unmark_race(&self.names, true);
+        }
         let kept = &mut self.caller.shared.terms.lock().kept_by_races;
         for state in &*self.kept.lock() {
             if let Some(at) = kept.iter().position(|one| one == state) {

@@ -1,7 +1,7 @@
 //! Where a race takes place: in the store that this process has open, or in that of a daemon.
 //!
 //! The daemon serves the attempts of a mounted sandbox in mounts that this process has made. It
-//! ends them, and drops their forks, if the connection of this process closes before the end.
+//! ends them if the connection of this process closes before the end.
 
 use std::path::Path;
 

@@ -115,7 +115,10 @@ struct Race<'a> {
 impl Race<'_> {
     /// Holds the race, and concludes it.
     fn run(&self) -> Result<(Over, Outcome)> {
-        let over = self.hold().inspect_err(|_| drop(self.drop_forks(None, true)))?;
+        let over = self.hold().inspect_err(|_| {
+            self.drop_forks(None, true);
+            drop(self.arena.finish());
+        })?;
         let outcome = self.conclude(&over)?;
         self.arena.finish()?;
         Ok((over, outcome))

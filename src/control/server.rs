@@ -453,7 +453,7 @@ fn converse(stream: UnixStream, shared: &Shared, peer: Peer) {
     }
     let mut conversation = (shared.begin)();
     answer_all(&stream, shared, peer, &mut *conversation);
-    // What depended on the connection ends before the server does.
+    // A race of this connection ends before the server does.
     let _busy = Busy::new(shared);
     drop(conversation);
 }

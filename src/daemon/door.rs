@@ -20,8 +20,8 @@ use crate::store::io::codec;
 pub enum Access {
     /// Everything.
     Full,
-    /// What a command of `run` may ask for: all that [`gate`] admits, except to mount a head or to
-    /// run a race. A command inside means this head only.
+    /// Those of a command of `run`: all that [`gate`] admits, except to mount a head or to run a
+    /// race. A command inside means this head only.
     OfRun {
         /// The head.
         head: String,

@@ -33,7 +33,8 @@ static SOCKETS: AtomicU32 = AtomicU32::new(1);
 pub struct ServedRace {
     heads: Arc<Heads>,
     race: Race,
-    /// The states that existed when the forks were made. An attempt sees these, and those that it makes.
+    /// The states that existed when the forks were made. An attempt sees these, and those that it
+    /// makes.
     states: BTreeSet<LayerId>,
     /// The process whose descendants are the commands.
     owner: u32,
@@ -178,8 +179,8 @@ impl ServedRace {
         Ok(())
     }
 
-    /// Ends the mount of an attempt, and closes its head. When it is opened again, it has no limits,
-    /// so that its tree can be sealed.
+    /// Ends the mount of an attempt, and closes its head. When it is opened again, it has no
+    /// limits, so that its tree can be sealed.
     pub fn end(&self, head: &str) {
         let ended = self.tracks.lock().remove(head);
         // This waits, and must not keep the other attempts waiting.

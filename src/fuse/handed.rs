@@ -69,11 +69,12 @@ mod tests {
 
     #[test]
     fn only_a_mount_that_waits_for_its_server_is_taken_over() {
-        let root = || OwnedFd::from(File::open("/").unwrap());
+        let open = |path: &str| OwnedFd::from(File::options().read(true).open(path).unwrap());
+        let root = || open("/");
         let dev = sys::file::device_of(root()).unwrap();
         let (reader, writer) = pipe2(OFlag::O_CLOEXEC).unwrap();
         let file = || OwnedFd::from(tempfile::tempfile().unwrap());
-        let null = || OwnedFd::from(File::open("/dev/null").unwrap());
+        let null = || open("/dev/null");
         let idle = || sys::mount::open_device().unwrap();
         let table = [
             (vec![], "did not come"),

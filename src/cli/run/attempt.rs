@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::Run;
+use super::arena::Mounting;
 use super::outcome::Outcome;
-use super::race::Mounting;
 use crate::cli::target::wrong_answer;
 use crate::cli::{format, host, out};
 use crate::control::Listener;

@@ -2,6 +2,7 @@
 //!
 //! Messages of jailfs go to standard error: standard output belongs to the command.
 
+mod arena;
 mod attempt;
 mod caller;
 mod finish;

@@ -12,7 +12,6 @@
 //! runs it. All mounts are served by the process that has the store open: this one, or the daemon
 //! that has the caller's head mounted.
 
-mod arena;
 mod ask;
 mod forks;
 mod options;
@@ -29,6 +28,7 @@ use std::time::Duration;
 
 use nix::sys::signal::Signal;
 
+use super::arena::Arena;
 use super::caller::Caller;
 use super::finish::STACK;
 use super::outcome::Outcome;
@@ -41,10 +41,8 @@ use crate::run::{End, Interrupts, Spec, Stopper, hidden_inside, keep_descriptors
 use crate::sandbox::{Request, Rev};
 use crate::types::LayerId;
 
-pub(super) use arena::Mounting;
 pub(super) use options::{Plan, RaceOptions};
 
-use arena::Arena;
 use ask::Answer;
 use options::Pick;
 use result::{Finished, How, can_win, winner};

@@ -11,12 +11,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use super::arena::{Arena, Mounting};
 use super::output::{Reader, To};
 use super::result::{Finished, How, score_of};
 use super::screen::{Phase, Screen};
 use crate::cli::format;
 use crate::cli::run::Run;
+use crate::cli::run::arena::{Arena, Mounting};
 use crate::cli::run::attempt::{Attempt, Ended};
 use crate::cli::run::outcome::Outcome;
 use crate::cli::target::wrong_answer;

@@ -5,7 +5,7 @@
 
 use std::path::Path;
 
-use crate::cli::run::caller::Daemon;
+use super::caller::Daemon;
 use crate::cli::target::wrong_answer;
 use crate::control::{Answer, Descriptors, RaceOrder};
 use crate::daemon::{AttemptPlan, Choice, ServedRace};
@@ -22,7 +22,7 @@ pub(super) struct Arena<'a> {
 }
 
 enum ArenaServer<'a> {
-    Here(ServedRace),
+    Here(Box<ServedRace>),
     Daemon(&'a Daemon),
 }
 
@@ -30,7 +30,7 @@ impl<'a> Arena<'a> {
     /// The race that this process serves.
     pub(super) fn here(race: ServedRace) -> Arena<'a> {
         let (names, start) = (race.names().to_vec(), race.start().clone());
-        Arena { names, start, server: ArenaServer::Here(race) }
+        Arena { names, start, server: ArenaServer::Here(Box::new(race)) }
     }
 
     /// Has a daemon make the forks.
@@ -117,7 +117,7 @@ impl<'a> Arena<'a> {
 }
 
 /// The mount of one attempt.
-pub(in crate::cli::run) struct Mounting<'a> {
+pub(super) struct Mounting<'a> {
     pub(super) arena: &'a Arena<'a>,
     pub(super) head: &'a str,
 }
@@ -127,7 +127,7 @@ impl Mounting<'_> {
     ///
     /// # Errors
     /// Those of the server.
-    pub(in crate::cli::run) fn prepare(&self) -> Result<String> {
+    pub(super) fn prepare(&self) -> Result<String> {
         match &self.arena.server {
             ArenaServer::Here(race) => race.prepare(self.head),
             ArenaServer::Daemon(daemon) => match daemon.order(self.head, RaceOrder::Prepare)? {
@@ -141,12 +141,7 @@ impl Mounting<'_> {
     ///
     /// # Errors
     /// Those of the server.
-    pub(in crate::cli::run) fn serve(
-        &self,
-        handed: Handed,
-        tree: &Path,
-        choice: Choice,
-    ) -> Result<()> {
+    pub(super) fn serve(&self, handed: Handed, tree: &Path, choice: Choice) -> Result<()> {
         let daemon = match &self.arena.server {
             ArenaServer::Here(race) => return race.serve(self.head, handed, tree, choice),
             ArenaServer::Daemon(daemon) => daemon,
@@ -164,7 +159,7 @@ impl Mounting<'_> {
     ///
     /// # Errors
     /// Those of the daemon.
-    pub(in crate::cli::run) fn end(&self) -> Result<()> {
+    pub(super) fn end(&self) -> Result<()> {
         match &self.arena.server {
             ArenaServer::Here(race) => {
                 race.end(self.head);

@@ -83,7 +83,7 @@ mod tests {
             (vec![writer, root()], "no FUSE device"),
             (vec![file(), root()], "no FUSE device"),
             (vec![null(), root()], "no FUSE device"),
-            (vec![idle(), file()], "not in the mount"),
+            (vec![idle(), open("/proc/self/status")], "not in the mount"),
             (vec![idle(), root()], "no mount that waits"),
         ];
         for (descriptors, why) in table {

@@ -15,12 +15,15 @@
 //! * A daemon that panics exits and leaves dead mounts (ENOTCONN). It does not unmount: programs
 //!   in a mount would continue in the directory below, which may be the base itself.
 
+mod door;
+mod gate;
 pub mod guard;
 mod head;
 mod heads;
 mod inherited;
 mod logfile;
 mod plan;
+mod race;
 mod serving;
 mod signals;
 
@@ -33,9 +36,11 @@ use std::sync::Arc;
 
 use nix::unistd::{dup2_stdin, dup2_stdout};
 
+pub use door::{Access, MadeForks};
 pub use logfile::{exit_on_panic, limit_log};
 pub use plan::{Choice, Links, MountChoice, Plan, Snapdir};
-pub use serving::{Access, MadeForks, ServedApart, Serving};
+pub use race::{AttemptPlan, ServedRace};
+pub use serving::Serving;
 
 use crate::error::{Attempt, Error, Kind, Result};
 use crate::sandbox::Sandbox;

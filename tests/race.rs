@@ -12,6 +12,8 @@
 mod ends;
 #[path = "race/example.rs"]
 mod example;
+#[path = "race/mounted.rs"]
+mod mounted;
 #[path = "race/picks.rs"]
 mod picks;
 #[path = "cli/place.rs"]

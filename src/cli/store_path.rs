@@ -224,7 +224,10 @@ pub(super) fn check_free(store: &Path, attempt: &str) -> Result<()> {
 }
 
 /// The daemon of a store and one of its mount points, unless it ends soon.
-fn mount_that_stays(store: &Path) -> Result<Option<(u32, PathBuf)>> {
+///
+/// # Errors
+/// It does not answer, or has no mount and does not end.
+pub(super) fn mount_that_stays(store: &Path) -> Result<Option<(u32, PathBuf)>> {
     let start = Instant::now();
     let (mut greeted, end) = (None, start + ENDING_LIMIT);
     loop {

@@ -1,7 +1,7 @@
 //! The client of the control socket.
 
 use std::io;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
@@ -13,10 +13,9 @@ use nix::unistd::geteuid;
 use super::frame::{
     self, FrameError, Greeting, MAX_GREETING, MAX_PIECE, MAX_REPLY, MAX_REQUEST, Until,
 };
-use super::message::{Answer, Call, Message, Mounts};
+use super::message::{Answer, Call, Descriptors, Message, Mounts, RaceOrder};
 use super::{SOCKET, StoreDir};
 use crate::error::{Error, Kind, Result};
-use crate::sandbox::transfer::Stream;
 use crate::sandbox::{Reply, Request};
 use crate::store::io::codec;
 use crate::sys;
@@ -127,9 +126,7 @@ impl Client {
     pub fn call(&mut self, request: &Request) -> Result<Reply> {
         let mut reply = match self.ask(Message::Request(request.clone()))? {
             Answer::Reply(reply) => *reply,
-            Answer::Mounts(_) | Answer::Mounted | Answer::Ending => {
-                return Err(self.lost("the answer does not belong to the request"));
-            }
+            _ => return Err(self.lost("the answer does not belong to the request")),
         };
         if let Some(changes) = reply.changes() {
             // The whole list at once: the daemon must not wait for a person who reads it in a
@@ -149,10 +146,16 @@ impl Client {
     pub fn mounts(&mut self) -> Result<Mounts> {
         match self.ask(Message::Mounts)? {
             Answer::Mounts(mounts) => Ok(mounts),
-            Answer::Reply(_) | Answer::Mounted | Answer::Ending => {
-                Err(self.lost("the answer does not belong to the request"))
-            }
+            _ => Err(self.lost("the answer does not belong to the request")),
         }
+    }
+
+    /// Gives an order of a race, and returns the answer.
+    ///
+    /// # Errors
+    /// As [`Client::call`].
+    pub fn race(&mut self, order: RaceOrder) -> Result<Answer> {
+        self.ask(Message::Race(order))
     }
 
     /// Asks the daemon to mount the head; `plan` is for the daemon to decode. Returns whether it is
@@ -164,9 +167,7 @@ impl Client {
         match self.ask(Message::Mount(plan)) {
             Ok(Answer::Mounted) => Ok(true),
             Ok(Answer::Ending) => Ok(false),
-            Ok(Answer::Reply(_) | Answer::Mounts(_)) => {
-                Err(self.lost("the answer does not belong to the request"))
-            }
+            Ok(_) => Err(self.lost("the answer does not belong to the request")),
             Err(error) if matches!(error.errno, Some(nix::libc::EPIPE | nix::libc::ECONNRESET)) => {
                 Ok(false)
             }
@@ -176,10 +177,14 @@ impl Client {
 
     /// Sends a message, and waits for the answer without a time limit.
     fn ask(&mut self, message: Message) -> Result<Answer> {
-        let stream = match &message {
-            Message::Request(request) => request.stream().and_then(Stream::take),
-            Message::Mounts | Message::Mount(_) => None,
+        let beside = match &message {
+            Message::Request(request) => {
+                request.stream().map(|stream| stream.take().into_iter().collect())
+            }
+            Message::Race(_) | Message::Mounts | Message::Mount(_) => None,
         };
+        let beside: Option<Vec<OwnedFd>> =
+            beside.or_else(|| message.descriptors().map(Descriptors::take));
         let call = Call { head: self.head.clone(), message };
         let bytes = codec::encode(&call).map_err(|error| self.lost(&error))?;
         frame::write(&mut &self.stream, &bytes, MAX_REQUEST).map_err(|error| {
@@ -190,9 +195,9 @@ impl Client {
                 _ => Error { errno: error.raw_os_error(), ..self.lost(&error.to_string()) },
             }
         })?;
-        if let Some(stream) = stream {
-            // Our own copy must be closed: the other end waits for the last one.
-            let sent = sys::socket::send(self.stream.as_raw_fd(), &[0], &[stream]);
+        if let Some(descriptors) = beside {
+            // Our own copies must be closed: the other end of a pipe waits for the last one.
+            let sent = sys::socket::send(self.stream.as_raw_fd(), &[0], &descriptors);
             sent.map_err(|error| self.lost(&error.to_string()))?;
         }
         self.stream.set_read_timeout(None).map_err(|error| self.lost(&error.to_string()))?;

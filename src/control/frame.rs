@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use crate::error::{Error, Kind, Result};
 
 /// The version of the protocol. It changes with every change of a request, reply or frame.
-const VERSION: u32 = 6;
+const VERSION: u32 = 7;
 /// The maximum length of a request, in bytes: more than a command line can hold (128 KiB per
 /// argument, 2 MiB in all).
 pub(super) const MAX_REQUEST: u32 = 4 << 20;
@@ -196,15 +196,15 @@ mod tests {
 
     #[test]
     fn the_greeting_has_a_fixed_layout() {
-        let greeting = Greeting { version: 7, pid: 0x0102 };
+        let greeting = Greeting { version: 9, pid: 0x0102 };
         let bytes = greeting.encode();
-        assert_eq!(bytes, b"jailfsct\x07\0\0\0\x02\x01\0\0");
+        assert_eq!(bytes, b"jailfsct\x09\0\0\0\x02\x01\0\0");
         assert_eq!(Greeting::decode(&bytes), Some(greeting.clone()));
         assert_eq!(Greeting::decode(&[&bytes[..], b"/m\xff"].concat()), Some(greeting.clone()));
         for cut in 0..16 {
             assert_eq!(Greeting::decode(&bytes[..cut]), None);
         }
-        assert!(greeting.check().unwrap_err().reason.contains("version 7"));
+        assert!(greeting.check().unwrap_err().reason.contains("version 9"));
         assert!(Greeting::of_this_process().check().is_ok());
     }
 }

@@ -24,6 +24,8 @@
 //! connection stays open until the head is closed, and for the last mounted head until the daemon
 //! has closed the store. So its end tells the client that the head, or the store, is free.
 //!
+//! A byte with descriptors (SCM_RIGHTS) follows a call that has a pipe or a mount.
+//!
 //! A path in a sockaddr_un has at most 107 bytes. So both sides hold the store's directory open and
 //! name the socket `/proc/self/fd/N/control`.
 
@@ -42,8 +44,8 @@ use nix::fcntl::OFlag;
 
 pub use client::{Client, connect};
 pub use frame::Greeting;
-pub use message::{Answer, Call, Message, MountedHead, Mounts};
-pub use server::{Answered, Listener, Peer, Server};
+pub use message::{Answer, Call, Descriptors, Message, MountedHead, Mounts, RaceOrder};
+pub use server::{Answered, Conversation, Listener, Peer, Server};
 pub use waiting::Waiting;
 
 use crate::error::{Attempt, Result};

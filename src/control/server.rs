@@ -54,15 +54,35 @@ const NO_THREAD_LIMIT: Duration = Duration::from_secs(1);
 /// How long a peer may block a write of a reply.
 const WRITE_LIMIT: Duration = Duration::from_secs(30);
 
-/// Answers a call.
-type Handler = Box<dyn Fn(Call, Peer) -> Result<Answered> + Send + Sync>;
+/// Begins the conversation of a connection.
+type Begin = Box<dyn Fn() -> Box<dyn Conversation> + Send + Sync>;
+
+/// Answers the calls of one connection. Dropped at its end.
+pub trait Conversation: Send {
+    /// Answers a call.
+    ///
+    /// # Errors
+    /// They are the answer.
+    fn answer(&mut self, call: Call, peer: Peer) -> Result<Answered>;
+
+    /// Whether its end would end something else, so that it may be idle without a time limit.
+    fn is_held(&self) -> bool {
+        false
+    }
+}
+
+impl<F: FnMut(Call, Peer) -> Result<Answered> + Send> Conversation for F {
+    fn answer(&mut self, call: Call, peer: Peer) -> Result<Answered> {
+        self(call, peer)
+    }
+}
 
 /// The process at the other end of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Peer {
     /// The process that connected.
     pub pid: u32,
-    /// Whether it is a command of our own `run`.
+    /// Whether it is a command of the `run` that the socket is for.
     pub is_inside: bool,
 }
 
@@ -86,6 +106,8 @@ pub struct Listener {
     socket: UnixListener,
     name: SocketName,
     request_limit: Duration,
+    /// The process whose descendants are commands of `run`.
+    owner: u32,
 }
 
 /// The name of the socket in the store's directory. Dropping it unlinks the name.
@@ -144,20 +166,34 @@ impl Listener {
         )
         .map_err(io::Error::from)
         .attempt(attempt)?;
-        Ok(Listener { dir, socket, name, request_limit: REQUEST_LIMIT })
+        let owner = std::process::id();
+        Ok(Listener { dir, socket, name, request_limit: REQUEST_LIMIT, owner })
     }
 
-    /// Starts to serve connections. `handler` runs in the thread of each connection.
+    /// The name of the socket in the store's directory.
+    pub fn name(&self) -> &str {
+        &self.name.name
+    }
+
+    /// As it is, for the commands of a `run` in another process.
+    #[must_use]
+    pub fn owned_by(self, owner: u32) -> Listener {
+        Listener { owner, ..self }
+    }
+
+    /// Starts to serve connections. `begin` and the conversation run in the thread of the
+    /// connection.
     ///
     /// # Errors
     /// The thread cannot be started.
-    pub fn serve<H>(self, greeting: Greeting, handler: H) -> Result<Server>
+    pub fn serve<B>(self, greeting: Greeting, begin: B) -> Result<Server>
     where
-        H: Fn(Call, Peer) -> Result<Answered> + Send + Sync + 'static,
+        B: Fn() -> Box<dyn Conversation> + Send + Sync + 'static,
     {
         let shared = Arc::new(Shared {
             greeting: greeting.encode(),
-            handler: Box::new(handler),
+            begin: Box::new(begin),
+            owner: self.owner,
             uid: geteuid().as_raw(),
             connections: AtomicUsize::new(0),
             inside: AtomicUsize::new(0),
@@ -204,7 +240,9 @@ pub struct Server {
 /// The state shared by the threads.
 struct Shared {
     greeting: Vec<u8>,
-    handler: Handler,
+    begin: Begin,
+    /// The process whose descendants are commands of `run`.
+    owner: u32,
     uid: u32,
     connections: AtomicUsize,
     /// The number of connections of commands of our own `run`.
@@ -361,7 +399,7 @@ fn admit(stream: &UnixStream, shared: &Shared) -> std::result::Result<Peer, Stri
     // Hold a pidfd during the check (Linux 6.5), so that the pid is not reused meanwhile.
     let held = getsockopt(stream, PeerPidfd);
     let pid = u32::try_from(peer.pid()).unwrap_or(0);
-    let is_inside = check_confinement(pid)?;
+    let is_inside = check_confinement(pid, shared.owner)?;
     if held.is_ok_and(|process| has_ended(&process)) {
         return Err(format!("process {} has ended", peer.pid()));
     }
@@ -379,17 +417,17 @@ fn is_served(peer: u32, daemon: u32) -> bool {
     peer == daemon || peer == 0
 }
 
-/// Refuses a process that is more confined than this one, unless it descends from this one: it is a
+/// Refuses a process that is more confined than this one, unless it descends from `owner`: it is a
 /// command of another `run`, or in a container, and the daemon would act for it outside. The
-/// descendants of this process are commands of its own `run`, whose requests pass a gate.
+/// descendants of the owner are commands of the `run` that the socket is for, whose requests pass a
+/// gate.
 ///
 /// Returns whether the process is a descendant.
-fn check_confinement(pid: u32) -> std::result::Result<bool, String> {
-    let own = std::process::id();
-    if comes_from(pid, own) {
-        return Ok(pid != own);
+fn check_confinement(pid: u32, owner: u32) -> std::result::Result<bool, String> {
+    if comes_from(pid, owner) {
+        return Ok(pid != owner);
     }
-    let (Some(theirs), Some(ours)) = (Confines::of(pid), Confines::of(own)) else {
+    let (Some(theirs), Some(ours)) = (Confines::of(pid), Confines::of(std::process::id())) else {
         return Err(format!("the confinement of process {pid} cannot be read"));
     };
     if theirs.depth > ours.depth || theirs.filters > ours.filters {
@@ -413,52 +451,78 @@ fn converse(stream: UnixStream, shared: &Shared, peer: Peer) {
     if frame::write(&mut &stream, &shared.greeting, MAX_GREETING).is_err() {
         return;
     }
-    while wait_for_request(&stream, shared) {
-        let bytes = match frame::read(&mut Until::new(&stream, shared.request_limit), MAX_REQUEST) {
+    let mut conversation = (shared.begin)();
+    answer_all(&stream, shared, peer, &mut *conversation);
+    // A race of this connection ends before the server does.
+    let _busy = Busy::new(shared);
+    drop(conversation);
+}
+
+fn answer_all(
+    stream: &UnixStream,
+    shared: &Shared,
+    peer: Peer,
+    conversation: &mut dyn Conversation,
+) {
+    while wait_for_request(stream, shared, conversation.is_held()) {
+        let bytes = match frame::read(&mut Until::new(stream, shared.request_limit), MAX_REQUEST) {
             Ok(bytes) => bytes,
             Err(FrameError::Closed) => return,
-            Err(error) => return refuse(&stream, &error.to_string()),
+            Err(error) => return refuse(stream, &error.to_string()),
         };
         let call = match codec::decode::<Call>(&bytes) {
             Ok(call) => call,
-            Err(error) => return refuse(&stream, &error),
+            Err(error) => return refuse(stream, &error),
         };
-        if let Err(error) = receive_stream(&stream, &call, shared.request_limit) {
-            return refuse(&stream, &error.to_string());
+        if let Err(error) = receive_descriptors(stream, &call, shared.request_limit) {
+            return refuse(stream, &error.to_string());
         }
         let _busy = Busy::new(shared);
         // Only one list at a time is on disk for a command that does not read its lists.
         let _turn =
             (peer.is_inside && call.message.is_listed()).then(|| shared.lists_inside.lock());
-        let (mut result, closes_at) = match (shared.handler)(call, peer) {
+        let (mut result, closes_at) = match conversation.answer(call, peer) {
             Ok(answered) => (Ok(answered.answer), answered.closes_at),
             Err(error) => (Err(error), None),
         };
-        if let Err(error) = answer(&stream, &mut result) {
+        if let Err(error) = answer(stream, &mut result) {
             log::debug!("answer a control request: {error}");
             return;
         }
-        if let Some(waiting) = closes_at {
-            return waiting.push(stream);
+        let Some(waiting) = closes_at else { continue };
+        match stream.try_clone() {
+            Ok(kept) => waiting.push(kept),
+            Err(error) => log::warn!("keep a connection until the end of a mount: {error}"),
         }
+        return;
     }
 }
 
-/// Receives the pipe of a request that has one. It comes with a byte of its own.
-fn receive_stream(stream: &UnixStream, call: &Call, limit: Duration) -> io::Result<()> {
-    let Message::Request(request) = &call.message else { return Ok(()) };
-    let Some(slot) = request.stream() else { return Ok(()) };
+/// Receives the pipe or the mount of a message that has one. They come with a byte of their own.
+fn receive_descriptors(stream: &UnixStream, call: &Call, limit: Duration) -> io::Result<()> {
+    let pipe = match &call.message {
+        Message::Request(request) => request.stream(),
+        Message::Race(_) | Message::Mounts | Message::Mount(_) => None,
+    };
+    let slot = call.message.descriptors();
+    if pipe.is_none() && slot.is_none() {
+        return Ok(());
+    }
     stream.set_read_timeout(Some(limit))?;
     let (_, received) = sys::socket::receive(stream, &mut [0])?;
-    let pipe = received.into_iter().next();
-    slot.set(pipe.ok_or_else(|| io::Error::other("the request has no pipe"))?);
+    if let Some(slot) = slot {
+        slot.set(received);
+    } else if let Some(pipe) = pipe {
+        let received = received.into_iter().next();
+        pipe.set(received.ok_or_else(|| io::Error::other("the request has no pipe"))?);
+    }
     Ok(())
 }
 
 /// Waits for the next request. False if none will come.
-fn wait_for_request(stream: &UnixStream, shared: &Shared) -> bool {
+fn wait_for_request(stream: &UnixStream, shared: &Shared, is_held: bool) -> bool {
     let end = Instant::now() + IDLE_LIMIT;
-    while Instant::now() < end && !shared.ending.load(Ordering::SeqCst) {
+    while (is_held || Instant::now() < end) && !shared.ending.load(Ordering::SeqCst) {
         let mut ready = [PollFd::new(stream.as_fd(), PollFlags::POLLIN)];
         match poll(&mut ready, PollTimeout::from(IDLE_POLL)) {
             Ok(0) | Err(nix::Error::EINTR) => {}

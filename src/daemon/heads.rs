@@ -50,6 +50,8 @@ struct Table {
     heads: BTreeMap<String, Entry>,
     /// Keeps the store open while no head is mounted.
     root: Option<Arc<Sandbox>>,
+    /// The heads whose races are not over. They keep the store open too.
+    racing: Vec<Arc<Sandbox>>,
     /// Nothing more is mounted.
     is_ending: bool,
     /// The clients that have unmounted the last head. They wait until the store is closed.
@@ -65,7 +67,13 @@ enum Entry {
 impl Heads {
     /// No heads of a store. With `root`, the store stays open while no head is mounted.
     pub(super) fn new(root: Option<Arc<Sandbox>>) -> Heads {
-        let table = Table { heads: BTreeMap::new(), root, is_ending: false, waiting: Vec::new() };
+        let table = Table {
+            heads: BTreeMap::new(),
+            root,
+            racing: Vec::new(),
+            is_ending: false,
+            waiting: Vec::new(),
+        };
         Heads {
             table: Mutex::new(table),
             changed: Condvar::new(),
@@ -171,7 +179,7 @@ impl Heads {
     fn remove(&self, head: &Arc<ServedHead>) {
         let mut table = self.table.lock();
         table.heads.remove(head.name());
-        if table.heads.is_empty() && table.root.is_none() {
+        if table.heads.is_empty() && table.root.is_none() && table.racing.is_empty() {
             table.is_ending = true;
             table.waiting.push(Arc::clone(head.waiting()));
         } else {
@@ -200,8 +208,9 @@ impl Heads {
     }
 
     /// The mounted heads, for a client that means the head `meant`.
-    pub(super) fn list(&self, meant: String) -> Mounts {
-        Mounts { meant, heads: self.mounted().iter().map(|head| head.listed()).collect() }
+    pub(super) fn list(&self, meant: String, can_race: bool) -> Mounts {
+        let heads = self.mounted().iter().map(|head| head.listed()).collect();
+        Mounts { meant, heads, can_race }
     }
 
     /// The head that a client means if it names none: `main`, or the only mounted one.
@@ -241,8 +250,10 @@ impl Heads {
                 Entry::Mounting => None,
             });
             let is_mounting = table.heads.values().any(|entry| matches!(entry, Entry::Mounting));
-            if open.is_some() || table.root.is_some() || !is_mounting {
-                return open.or_else(|| table.root.clone());
+            let open = open.or_else(|| table.root.clone());
+            let open = open.or_else(|| table.racing.first().cloned());
+            if open.is_some() || !is_mounting {
+                return open;
             }
             self.changed.wait(&mut table);
         }
@@ -289,10 +300,16 @@ impl Heads {
         });
     }
 
-    /// Waits until no head is mounted.
+    /// Keeps the store open until the race of a head is over.
+    pub(super) fn hold(heads: &Arc<Heads>, caller: Arc<Sandbox>) -> Held {
+        heads.table.lock().racing.push(Arc::clone(&caller));
+        Held { heads: Arc::clone(heads), caller: Some(caller) }
+    }
+
+    /// Waits until no head is mounted. Waits for races, too, unless a signal has asked for the end.
     pub(super) fn wait(&self) {
         let mut table = self.table.lock();
-        while !table.heads.is_empty() {
+        while !table.heads.is_empty() || !(table.racing.is_empty() || table.is_ending) {
             self.changed.wait(&mut table);
         }
     }
@@ -326,6 +343,7 @@ impl Heads {
             self.changed.wait(&mut table);
         }
         table.root = None;
+        table.racing.clear();
         std::mem::take(&mut table.waiting)
     }
 }
@@ -350,6 +368,30 @@ impl Drop for Taken<'_> {
             table.heads.remove(&self.name);
         }
         drop(table);
+        self.heads.changed.notify_all();
+    }
+}
+
+/// Keeps a store open for a race.
+pub(super) struct Held {
+    heads: Arc<Heads>,
+    /// `None` when it is being dropped.
+    caller: Option<Arc<Sandbox>>,
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        let mut table = self.heads.table.lock();
+        let caller = self.caller.take();
+        let is_it = |one: &Arc<Sandbox>| caller.as_ref().is_some_and(|it| Arc::ptr_eq(it, one));
+        let at = table.racing.iter().position(is_it);
+        let gone = at.map(|at| table.racing.swap_remove(at));
+        if table.heads.is_empty() && table.root.is_none() && table.racing.is_empty() {
+            table.is_ending = true;
+        }
+        drop(table);
+        // This may close the store, which takes a while.
+        drop((caller, gone));
         self.heads.changed.notify_all();
     }
 }
@@ -387,6 +429,10 @@ fn cannot_guard(error: &std::io::Error) {
 
 /// Unmounts. If the mount is in use, detaches it, and it ends with its last user.
 fn unmount_on(signal: Signal, unmounter: &Unmounter) {
+    if unmounter.is_elsewhere() {
+        // An attempt of a race: the end of its mount is the end of its commands.
+        return unmounter.abandon();
+    }
     let mut result = unmounter.unmount(false);
     if result.as_ref().is_err_and(|error| error.kind == Kind::InUse) {
         log::warn!(

@@ -200,18 +200,21 @@ impl Choice {
 }
 
 /// Serialises paths as bytes, because serde's own form takes only UTF-8.
-mod path_bytes {
+pub(super) mod path_bytes {
     use std::ffi::OsString;
     use std::os::unix::ffi::{OsStrExt, OsStringExt};
     use std::path::{Path, PathBuf};
 
     use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-    pub(super) fn serialize<S: Serializer>(path: &Path, serializer: S) -> Result<S::Ok, S::Error> {
+    pub(in crate::daemon) fn serialize<S: Serializer>(
+        path: &Path,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
         path.as_os_str().as_bytes().serialize(serializer)
     }
 
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(
+    pub(in crate::daemon) fn deserialize<'de, D: Deserializer<'de>>(
         deserializer: D,
     ) -> Result<PathBuf, D::Error> {
         Ok(OsString::from_vec(Vec::deserialize(deserializer)?).into())

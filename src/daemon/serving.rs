@@ -3,49 +3,18 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use parking_lot::Mutex;
-
+use super::door::{Access, Door};
 use super::head::ServedHead;
 use super::heads::Heads;
-use super::plan::{Choice, MountChoice, MountPlan};
-use crate::control::{Answer, Answered, Call, Greeting, Listener, Message, Peer, Server};
+use super::plan::Choice;
+use super::race::ServedRace;
+use crate::control::{
+    Answer, Answered, Call, Conversation, Greeting, Listener, Message, Peer, RaceOrder, Server,
+};
 use crate::error::{Error, Kind, Result};
 use crate::fuse::Handed;
-use crate::sandbox::{Reply, Request, Sandbox};
-use crate::store::io::codec;
+use crate::sandbox::{Rev, Sandbox};
 use crate::sys;
-
-/// Refuses requests before they reach the sandbox.
-pub type Gate = fn(&Request) -> Result<()>;
-
-/// The rights of the clients of a control socket.
-#[derive(Clone)]
-pub enum Access {
-    /// Everything.
-    Full,
-    /// All that this gate admits, except to mount a head. A command inside means this head only.
-    OfRun {
-        /// The gate.
-        gate: Gate,
-        /// The head.
-        head: String,
-        /// The forks that the command has made. It may drop these only.
-        forked: MadeForks,
-    },
-}
-
-/// The names of forks.
-pub type MadeForks = Arc<Mutex<Vec<String>>>;
-
-impl Access {
-    /// The head to which a client is pinned.
-    fn pin(&self, peer: Peer) -> Option<&str> {
-        match self {
-            Access::OfRun { head, .. } if peer.is_inside => Some(head),
-            Access::OfRun { .. } | Access::Full => None,
-        }
-    }
-}
 
 /// The mounted heads of a store, and its control socket. Dropping it ends all mounts, and closes
 /// the store unless the caller has it open too.
@@ -94,7 +63,7 @@ impl Serving {
         })
     }
 
-    /// Serves the store of `sandbox` without a mount. Mounts are added by [`Serving::add`].
+    /// Serves the store of `sandbox` without a mount. Those of a race are added later.
     ///
     /// # Errors
     /// The socket cannot be bound or served.
@@ -107,29 +76,12 @@ impl Serving {
         Ok(serving)
     }
 
-    /// Serves `sandbox`, another head of the same store, in a mount that was made for it in another
-    /// mount namespace, as [`Serving::adopt`] does. Its clients use `listener`.
+    /// Makes `attempts` forks of the head of `caller`, for a race whose commands this process runs.
     ///
     /// # Errors
-    /// The mount cannot be served.
-    pub fn add(
-        &self,
-        sandbox: Arc<Sandbox>,
-        (listener, access): (Listener, Access),
-        handed: Handed,
-        mount_point: &Path,
-        choice: &Choice,
-    ) -> Result<ServedApart> {
-        let head = sandbox.head_name().to_owned();
-        let is_mounted =
-            self.heads.mount(&head, || ServedHead::adopt(sandbox, handed, mount_point, choice))?;
-        if !is_mounted {
-            let attempt = format!("mount head '{head}'");
-            return Err(Error::new(Kind::Failed, attempt, "the store is being closed"));
-        }
-        let mut served = ServedApart { heads: Arc::clone(&self.heads), name: head, server: None };
-        served.server = Some(self.serve_clients(listener, access)?);
-        Ok(served)
+    /// Those of the store.
+    pub fn begin_race(&self, caller: &Arc<Sandbox>, attempts: u32) -> Result<ServedRace> {
+        ServedRace::begin(&self.heads, caller, attempts, std::process::id())
     }
 
     fn start_with(
@@ -149,13 +101,8 @@ impl Serving {
     /// # Errors
     /// The thread cannot be started.
     pub fn listen(&mut self, listener: Listener, access: Access) -> Result<()> {
-        self.servers.push(self.serve_clients(listener, access)?);
+        self.servers.push(serve_clients(&self.heads, listener, access)?);
         Ok(())
-    }
-
-    fn serve_clients(&self, listener: Listener, access: Access) -> Result<Server> {
-        let door = Door { heads: Arc::clone(&self.heads), access };
-        listener.serve(Greeting::of_this_process(), move |call, peer| door.answer(call, peer))
     }
 
     /// The mounted heads.
@@ -183,18 +130,17 @@ impl Drop for Serving {
     }
 }
 
-/// A head that is served beside others. Dropping it ends its mount, and then its control socket.
-pub struct ServedApart {
-    heads: Arc<Heads>,
-    name: String,
-    server: Option<Server>,
-}
-
-impl Drop for ServedApart {
-    fn drop(&mut self) {
-        self.heads.end_one(&self.name);
-        self.server.take().map(Server::stop).unwrap_or_default();
-    }
+/// Serves the clients of a control socket.
+///
+/// # Errors
+/// The thread cannot be started.
+fn serve_clients(heads: &Arc<Heads>, listener: Listener, access: Access) -> Result<Server> {
+    let heads = Arc::clone(heads);
+    let door = Arc::new(Door::new(&heads, access));
+    let begin = move || -> Box<dyn Conversation> {
+        Box::new(Visit { heads: Arc::clone(&heads), door: Arc::clone(&door), race: None })
+    };
+    listener.serve(Greeting::of_this_process(), begin)
 }
 
 /// Raises the resource limits of this process to the required values, before it writes to a store.
@@ -208,129 +154,56 @@ pub(super) fn raise_limits() -> Result<()> {
     })
 }
 
-/// Answers the clients of one control socket.
-struct Door {
+/// One connection of a client.
+struct Visit {
     heads: Arc<Heads>,
-    access: Access,
+    door: Arc<Door>,
+    /// The race that the client runs. It keeps the store open until the connection ends, because
+    /// the client decides about the winner's changes after the race.
+    race: Option<ServedRace>,
 }
 
-impl Door {
-    fn answer(&self, call: Call, peer: Peer) -> Result<Answered> {
-        let head = self.meant(call.head, peer)?;
-        self.check(&head, &call.message, peer)?;
-        match call.message {
-            Message::Mounts => Ok(Answer::Mounts(self.heads.list(head)).into()),
-            Message::Mount(plan) => self.mount(&head, &plan).map(Answered::from),
-            Message::Request(Request::Unmount) => self.unmount(&head),
-            Message::Request(request) => {
-                Ok(Answer::Reply(Box::new(self.handle(&head, request, peer)?)).into())
+impl Visit {
+    /// Begins a race of a head, whose commands the client runs.
+    fn begin_race(&self, head: &str, attempts: u32, peer: Peer) -> Result<ServedRace> {
+        let ending = || Error::new(Kind::Failed, "begin a race", "the daemon is ending");
+        let caller = self.heads.sandbox(head)?.ok_or_else(ending)?;
+        ServedRace::begin(&self.heads, &caller, attempts, peer.pid)
+    }
+}
+
+impl Conversation for Visit {
+    fn answer(&mut self, call: Call, peer: Peer) -> Result<Answered> {
+        let head = self.door.meant(call.head, peer)?;
+        self.door.check(&head, &call.message, peer)?;
+        match (call.message, &self.race) {
+            (Message::Race(RaceOrder::Begin(attempts)), None) => {
+                let race = self.begin_race(&head, attempts, peer)?;
+                let start = match race.start() {
+                    Rev::Id(start) => Some(*start),
+                    _ => None,
+                };
+                let names = race.names().to_vec();
+                self.race = Some(race);
+                Ok(Answer::Race { names, start }.into())
             }
-        }
-    }
-
-    /// The head that a client means.
-    ///
-    /// # Errors
-    /// `InUse`: a command of `run` names another head than its own.
-    fn meant(&self, named: Option<String>, peer: Peer) -> Result<String> {
-        let Some(own) = self.access.pin(peer) else {
-            let default = || match &self.access {
-                Access::OfRun { head, .. } => head.clone(),
-                Access::Full => self.heads.default_head(),
-            };
-            return Ok(named.unwrap_or_else(default));
-        };
-        match named {
-            Some(named) if named != own => Err(Error::new(
-                Kind::InUse,
-                format!("use head '{named}'"),
-                format!("a command of 'jailfs run' has its own head, '{own}', only"),
-            )
-            .hint(format!("read it as '{named}@', or use it when the command has ended"))),
-            _ => Ok(own.to_owned()),
-        }
-    }
-
-    /// Refuses a message that the clients of this socket may not send.
-    fn check(&self, head: &str, message: &Message, peer: Peer) -> Result<()> {
-        let Access::OfRun { gate, forked, .. } = &self.access else { return Ok(()) };
-        match message {
-            Message::Mounts => Ok(()),
-            Message::Mount(_) => match self.heads.mounted().first() {
-                Some(mounted) => Err(mounted.in_use(head)),
-                None if self.heads.is_kept_open() => {
-                    let attempt = format!("mount head '{head}'");
-                    Err(Error::new(Kind::InUse, attempt, "'jailfs run' holds this sandbox"))
+            (Message::Race(order), Some(race)) => race.order(&head, order).map(Answered::from),
+            (Message::Race(_), None) => {
+                Err(Error::new(Kind::Usage, "run a race", "the connection has none"))
+            }
+            (message, race) => {
+                let answered = self.door.answer(head, message, peer);
+                if let (Some(race), Ok(Answered { answer: Answer::Reply(reply), .. })) =
+                    (race, &answered)
+                {
+                    race.note(reply);
                 }
-                None => Ok(()),
-            },
-            // The command may drop what it has made.
-            Message::Request(Request::DropFork { name })
-                if peer.is_inside
-                    && (forked.lock().contains(name) || self.heads.has_made(head, name)) =>
-            {
-                Ok(())
+                answered
             }
-            Message::Request(request) => gate(request),
         }
     }
 
-    /// Mounts a head on behalf of a client.
-    fn mount(&self, head: &str, plan: &[u8]) -> Result<Answer> {
-        let plan: MountPlan = codec::decode(plan)
-            .map_err(|error| Error::new(Kind::Usage, "read the plan of a mount", error))?;
-        let choice = match plan.options {
-            MountChoice::Chosen(choice) => *choice,
-            MountChoice::AsHead(like) => {
-                self.heads.get(&like).map(|head| head.choice().clone()).unwrap_or_default()
-            }
-        };
-        self.check_volatile(head, &choice)?;
-        let Some(sandbox) = self.heads.sandbox(head)? else { return Ok(Answer::Ending) };
-        let is_mounted =
-            self.heads.mount(head, || ServedHead::mount(sandbox, &plan.mount_point, &choice))?;
-        Ok(if is_mounted { Answer::Mounted } else { Answer::Ending })
-    }
-
-    /// Whether fsync reaches the disk is the same for all heads of a store.
-    fn check_volatile(&self, head: &str, choice: &Choice) -> Result<()> {
-        let mounted = self.heads.mounted();
-        let Some(other) = mounted.iter().find(|one| one.choice().volatile != choice.volatile)
-        else {
-            return Ok(());
-        };
-        let how = if choice.volatile { "without" } else { "with" };
-        Err(Error::new(
-            Kind::Usage,
-            format!("mount head '{head}'"),
-            format!("head '{}' of the same store is mounted {how} 'volatile'", other.name()),
-        )
-        .hint(format!("mount it {how} 'volatile' too")))
-    }
-
-    fn unmount(&self, head: &str) -> Result<Answered> {
-        let mounted = self.heads.get(head).ok_or_else(|| {
-            Error::new(Kind::NoStore, format!("unmount head '{head}'"), "it is not mounted")
-        })?;
-        mounted.unmount()?;
-        let closes_at = Some(Arc::clone(mounted.waiting()));
-        Ok(Answered { answer: Answer::Reply(Box::new(Reply::Done)), closes_at })
-    }
-
-    fn handle(&self, head: &str, request: Request, peer: Peer) -> Result<Reply> {
-        let dropped = match &request {
-            Request::DropFork { name } => Some(name.clone()),
-            _ => None,
-        };
-        let reply = self.heads.handle(head, request)?;
-        let Access::OfRun { forked, .. } = &self.access else { return Ok(reply) };
-        match (&reply, dropped) {
-            (Reply::Forked(forks), _) if peer.is_inside => {
-                forked.lock().extend(forks.iter().map(|fork| fork.name.clone()));
-            }
-            (_, Some(name)) => forked.lock().retain(|forked| *forked != name),
-            _ => {}
-        }
-        Ok(reply)
+    fn is_held(&self) -> bool {
+        self.race.is_some()
     }
 }

@@ -19,6 +19,7 @@ mod errno;
 mod flush;
 mod flush_waiters;
 mod gate;
+mod handed;
 mod init;
 mod latency;
 mod mount;
@@ -60,6 +61,7 @@ use crate::sys::mount::{FuseMountOptions, MountError, mount_fuse};
 use crate::sys::mountinfo;
 
 pub use counters::Counters;
+pub use handed::Handed;
 pub use readdirplus::is_expected;
 pub use wake::Wake;
 
@@ -143,19 +145,6 @@ enum SessionEvent {
     Unmounted,
     /// The mount is to end at once.
     Abandoned,
-}
-
-/// A mount that another process made in its own mount namespace.
-#[derive(Debug)]
-pub struct Handed {
-    /// The session's device.
-    pub device: OwnedFd,
-    /// The root of the mount (O_PATH).
-    pub root: OwnedFd,
-    /// `st_dev` of its files.
-    pub dev: u64,
-    /// Whether users other than the daemon's own may enter.
-    pub all_users: bool,
 }
 
 /// Mounts a filesystem. `store_path` is the value of the attribute `user.jailfs.store`.
@@ -545,6 +534,11 @@ impl Unmounter {
     /// The mount point.
     pub fn mount_point(&self) -> &Path {
         &self.mount_point
+    }
+
+    /// Whether the mount is in another mount namespace.
+    pub fn is_elsewhere(&self) -> bool {
+        self.is_elsewhere
     }
 
     /// `st_dev` of the files in the mount.

@@ -39,8 +39,17 @@ pub(super) struct CollectionTerms {
     pub(super) policy: Option<Policy>,
     /// States that are kept in any case.
     pub(super) pinned: BTreeSet<LayerId>,
+    /// States that races keep; once for each race.
+    pub(super) kept_by_races: Vec<LayerId>,
     /// The most that the sandbox may store, in bytes.
     pub(super) limit: Option<u64>,
+}
+
+impl CollectionTerms {
+    /// All states that are kept in any case.
+    pub(super) fn spared(&self) -> BTreeSet<LayerId> {
+        self.pinned.iter().chain(&self.kept_by_races).copied().collect()
+    }
 }
 
 /// The running thread. Dropping it ends the thread and waits for it.
@@ -190,11 +199,11 @@ impl Thread {
     fn run(self) {
         while let Some((ticket, is_full)) = self.handle.wait() {
             let terms = self.terms.lock().clone();
-            let Some(policy) = terms.policy else {
+            let Some(policy) = terms.policy.clone() else {
                 self.handle.answer(ticket, Some(0));
                 continue;
             };
-            let collected = self.round(&policy, &terms.pinned, is_full);
+            let collected = self.round(&policy, &terms.spared(), is_full);
             // Answer before the notifications below: the asking thread may be the one that serves
             // the kernel, and those wait for the kernel.
             self.handle.answer(ticket, collected.as_ref().map(|collected| collected.bytes));

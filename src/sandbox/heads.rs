@@ -30,24 +30,10 @@ pub(super) struct Shared {
     pub(super) keeper: Arc<KeeperSlot>,
     /// The sandboxes, by head.
     heads: Mutex<BTreeMap<String, Weak<Sandbox>>>,
-    /// The heads of the race that this process runs.
+    /// The heads of the races that are not over.
     racing: Mutex<BTreeSet<String>>,
-}
-
-/// The mark of the heads of a race, which are abandoned if the process is killed. Dropping it
-/// removes the mark.
-pub struct RaceMark(Arc<Sandbox>);
-
-impl Drop for RaceMark {
-    fn drop(&mut self) {
-        let store = self.0.timeline.store();
-        let racing = std::mem::take(&mut *self.0.shared.racing.lock());
-        let mut heads = store.race_heads();
-        heads.retain(|head| !racing.contains(head));
-        if let Err(error) = store.set_race_heads(heads) {
-            log::warn!("forks of this race may be listed as abandoned: {error}");
-        }
-    }
+    /// Held while a race begins.
+    pub(super) beginning: Mutex<()>,
 }
 
 /// Opens one head of a store.
@@ -59,6 +45,7 @@ pub(super) fn open(store: Store, base: Base, head: &str) -> Result<Arc<Sandbox>>
         keeper: Arc::default(),
         heads: Mutex::default(),
         racing: Mutex::default(),
+        beginning: Mutex::default(),
     });
     open_head(&Common::open(Arc::new(store), Arc::new(base))?, &shared, head)
 }
@@ -192,20 +179,34 @@ impl Sandbox {
         }
     }
 
-    /// Marks heads as those of a race that this process runs, before they are made.
+    /// Marks heads as those of a race, before they are made. They are abandoned if this process is
+    /// killed.
     ///
     /// # Errors
     /// A failure of the store.
-    pub fn begin_race(self: &Arc<Sandbox>, names: &[String]) -> Result<RaceMark> {
+    pub(super) fn mark_race(&self, names: &[String]) -> Result<()> {
         let store = self.timeline.store();
         let known = store.head_names();
+        let mut racing = self.shared.racing.lock();
         let mut heads = store.race_heads();
-        heads.retain(|head| known.contains(head));
+        heads.retain(|head| known.contains(head) || racing.contains(head));
         heads.extend(names.iter().cloned());
-        *self.shared.racing.lock() = names.iter().cloned().collect();
-        let mark = RaceMark(Arc::clone(self));
         store.set_race_heads(heads)?;
-        Ok(mark)
+        racing.extend(names.iter().cloned());
+        Ok(())
+    }
+
+    /// Removes the marks of a race that is over. If it is abandoned, its heads are listed as such.
+    pub(super) fn unmark_race(&self, names: &[String], is_abandoned: bool) {
+        let store = self.timeline.store();
+        let known = store.head_names();
+        let mut racing = self.shared.racing.lock();
+        let mut heads = store.race_heads();
+        heads.retain(|head| !names.contains(head) || is_abandoned && known.contains(head));
+        racing.retain(|head| !names.contains(head));
+        if let Err(error) = store.set_race_heads(heads) {
+            log::warn!("forks of a race may be listed as abandoned: {error}");
+        }
     }
 
     /// The heads of races that were killed.

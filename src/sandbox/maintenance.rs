@@ -139,13 +139,14 @@ impl Sandbox {
             terms.pinned.clear();
             terms.clone()
         };
+        let spared = terms.spared();
         let Some(policy) = terms.policy else { return Ok(Vec::new()) };
-        if self.timeline.is_due(&policy, &terms.pinned, false) == Due::Not {
+        if self.timeline.is_due(&policy, &spared, false) == Due::Not {
             return Ok(Vec::new());
         }
         let fs = Arc::clone(self.fs());
         let _exclusive = fs.exclusive();
-        let collected = self.timeline.collect_by(&policy, &terms.pinned, &|| true)?;
+        let collected = self.timeline.collect_by(&policy, &spared, &|| true)?;
         Ok(self.dropped(&collected))
     }
 

@@ -103,6 +103,7 @@ mod heads;
 mod housekeeper;
 mod maintenance;
 mod merge;
+mod race;
 mod reply;
 mod request;
 mod restore;
@@ -145,7 +146,7 @@ pub use crate::timeline::apply::protected::{Consent, Protected};
 pub use crate::timeline::{Policy as KeepPolicy, Savepoint};
 pub(crate) use base_location::is_base_of;
 pub use changes::{Change, ChangeKind, Changes};
-pub use heads::RaceMark;
+pub use race::Race;
 pub use reply::{
     Applied, Checked, Checkpoint, Collected, Described, EditKind, Exported, FileEdit, Fork,
     Imported, Info, LayerSpace, MAX_NOT_KEPT, Merged, Node, Operation, Reply, Restored, Shown,

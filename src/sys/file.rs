@@ -8,7 +8,7 @@ use std::os::unix::fs::FileExt;
 
 use nix::errno::Errno;
 use nix::fcntl::{FallocateFlags, OFlag, fallocate, openat};
-use nix::sys::stat::Mode;
+use nix::sys::stat::{Mode, makedev};
 use nix::unistd::{Whence, lseek};
 
 use crate::types::{ByteRange, Name, Timestamp};
@@ -205,6 +205,13 @@ pub fn unique_mount_id<Fd: AsFd>(fd: Fd) -> Option<u64> {
     /// From linux/stat.h; the crate libc does not have it for all targets.
     const STATX_MNT_ID_UNIQUE: u32 = 0x4000;
     statx(fd, STATX_MNT_ID_UNIQUE).map(|attributes| attributes.stx_mnt_id)
+}
+
+/// `st_dev` of a node, without asking the server of its filesystem (statx(2), AT_STATX_DONT_SYNC).
+/// `None` if the kernel does not say.
+pub fn device_of<Fd: AsFd>(fd: Fd) -> Option<u64> {
+    let found = statx(fd, 0)?;
+    Some(makedev(found.stx_dev_major.into(), found.stx_dev_minor.into()))
 }
 
 /// The creation time of a node (statx(2) STATX_BTIME), if the filesystem has it.

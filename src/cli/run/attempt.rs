@@ -6,12 +6,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::Run;
-use super::gate::gate;
+use super::arena::Mounting;
 use super::outcome::Outcome;
 use crate::cli::target::wrong_answer;
 use crate::cli::{format, host, out};
-use crate::control::{Listener, numbered_socket};
-use crate::daemon::{Access, MadeForks, ServedApart, Serving};
+use crate::control::Listener;
+use crate::daemon::{Access, MadeForks, Serving};
 use crate::error::{Attempt as _, Error, Kind, Result};
 use crate::fuse::Handed;
 use crate::run::{
@@ -29,11 +29,7 @@ pub(super) type Tell = Arc<dyn Fn(&str) + Send + Sync>;
 pub(super) struct Attempt<'a> {
     pub(super) run: &'a Run,
     pub(super) spec: &'a Spec,
-    /// The head that it changes.
-    pub(super) sandbox: &'a Arc<Sandbox>,
     pub(super) program: Program,
-    /// Gets the forks that the program makes.
-    pub(super) forked: MadeForks,
     /// Tells the attempts of this process apart, from 1.
     pub(super) number: u32,
     pub(super) tell: Tell,
@@ -48,17 +44,41 @@ pub(super) struct Ended {
     pub(super) interrupted: bool,
 }
 
-/// The server of the tree. Dropping it ends the mount.
-enum Served {
-    Alone(Serving),
-    Beside(ServedApart),
+/// The head of an attempt that runs alone.
+pub(super) struct Alone<'a> {
+    pub(super) sandbox: &'a Arc<Sandbox>,
+    /// Gets the forks that the program makes.
+    pub(super) forked: MadeForks,
 }
 
-impl Served {
-    fn close(self) {
+impl Alone<'_> {
+    fn adopt(&self, attempt: &Attempt<'_>, listener: Listener, handed: Handed) -> Result<Serving> {
+        let base = Path::new(&attempt.spec.base);
+        let (sandbox, choice) = (Arc::clone(self.sandbox), attempt.run.choice());
+        Serving::adopt(sandbox, listener, handed, base, &choice, self.access())
+    }
+
+    /// The requests that the command and other clients may make while it runs.
+    fn access(&self) -> Access {
+        let (head, forked) = (self.sandbox.head_name().to_owned(), Arc::clone(&self.forked));
+        Access::OfRun { head, forked }
+    }
+}
+
+/// The server of the tree. Dropping it ends the mount.
+enum Served<'a> {
+    Alone(Serving),
+    Beside(Mounting<'a>),
+}
+
+impl Served<'_> {
+    fn close(self) -> Result<()> {
         match self {
-            Served::Alone(serving) => serving.close(),
-            Served::Beside(served) => drop(served),
+            Served::Alone(serving) => {
+                serving.close();
+                Ok(())
+            }
+            Served::Beside(mounting) => mounting.end(),
         }
     }
 }
@@ -66,14 +86,14 @@ impl Served {
 impl Attempt<'_> {
     /// Runs the program with the streams, signals and terminal of this process. No other attempt
     /// runs meanwhile.
-    pub(super) fn run_alone(&self) -> Result<Ended> {
+    pub(super) fn run_alone(&self, alone: &Alone<'_>) -> Result<Ended> {
         let group = Group::make(self.share(), self.number)?;
-        let listener = Listener::bind(self.sandbox.store_path())?;
+        let listener = Listener::bind(alone.sandbox.store_path())?;
         let started =
             self.program.start(self.spec.clone(), Attended::Alone, |process| group.join(process));
         match started {
             Ok((started, Some(handed))) => {
-                let serving = self.adopt(listener, handed)?;
+                let serving = alone.adopt(self, listener, handed)?;
                 self.run_served(started, Served::Alone(serving))
             }
             Ok((_, None)) => Err(wrong_answer()),
@@ -82,28 +102,21 @@ impl Attempt<'_> {
                 let error = self.run.confine.accept_without_namespaces(error)?;
                 drop(listener);
                 (self.tell)(&format!("warning: this host does not allow namespaces: {error}"));
-                self.run_elsewhere(&group).map_err(|other| mount_error(&error, other))
+                self.run_elsewhere(alone, &group).map_err(|other| mount_error(&error, other))
             }
         }
     }
 
-    /// Runs the program beside others, which `serving` serves too.
-    pub(super) fn run_beside(&self, serving: &Serving, apart: Apart) -> Result<Ended> {
+    /// Runs the program beside others, in the head that `mounting` serves.
+    pub(super) fn run_beside(&self, mounting: Mounting<'_>, apart: Apart) -> Result<Ended> {
         let group = Group::make(self.share(), self.number)?;
-        let listener = Listener::bind_numbered(self.sandbox.store_path(), self.number)?;
-        let socket = Some(numbered_socket(self.number).into());
+        let socket = Some(mounting.prepare()?.into());
         let spec = Spec { socket, ..self.spec.clone() };
         let attended = Attended::OneOfSeveral(apart);
         match self.program.start(spec, attended, |process| group.join(process)) {
             Ok((started, Some(handed))) => {
-                let served = serving.add(
-                    Arc::clone(self.sandbox),
-                    (listener, self.access()),
-                    handed,
-                    Path::new(&self.spec.base),
-                    &self.run.choice(),
-                )?;
-                self.run_served(started, Served::Beside(served))
+                mounting.serve(handed, Path::new(&self.spec.base), self.run.choice())?;
+                self.run_served(started, Served::Beside(mounting))
             }
             Ok((_, None)) => Err(wrong_answer()),
             Err(NotStarted::Failed(error)) => Err(error),
@@ -118,21 +131,9 @@ impl Attempt<'_> {
         Share { memory: self.run.memory, processes: self.run.processes }
     }
 
-    fn adopt(&self, listener: Listener, handed: Handed) -> Result<Serving> {
-        let base = Path::new(&self.spec.base);
-        let sandbox = Arc::clone(self.sandbox);
-        Serving::adopt(sandbox, listener, handed, base, &self.run.choice(), self.access())
-    }
-
-    /// The requests that the command and other clients may make while it runs.
-    fn access(&self) -> Access {
-        let (head, forked) = (self.sandbox.head_name().to_owned(), Arc::clone(&self.forked));
-        Access::OfRun { gate, head, forked }
-    }
-
     /// Without namespaces: serves the tree at a mount of its own, which all processes of this user
     /// see.
-    fn run_elsewhere(&self, group: &Group) -> Result<Ended> {
+    fn run_elsewhere(&self, alone: &Alone<'_>, group: &Group) -> Result<Ended> {
         let temp_dir = tempfile::Builder::new().prefix("jailfs-run-").tempdir();
         let temp_dir = temp_dir.attempt(|| "create a directory for the mount")?;
         let name = Path::new(&self.spec.base).file_name().unwrap_or("root".as_ref());
@@ -142,8 +143,8 @@ impl Attempt<'_> {
             std::fs::create_dir_all(dir).attempt(|| format!("create '{}'", dir.display()))?;
         }
         let point = host::resolve(&point)?;
-        let sandbox = Arc::clone(self.sandbox);
-        let serving = Serving::start(sandbox, &point, &self.run.choice(), self.access())?;
+        let sandbox = Arc::clone(alone.sandbox);
+        let serving = Serving::start(sandbox, &point, &self.run.choice(), alone.access())?;
         let elsewhere = Some((point.into(), scratch.into()));
         let spec = Spec { elsewhere, ..self.spec.clone() };
         // Its environment names the mount.
@@ -155,7 +156,7 @@ impl Attempt<'_> {
     }
 
     /// Runs a program whose tree is served, until its last process has ended.
-    fn run_served(&self, mut started: Started, served: Served) -> Result<Ended> {
+    fn run_served(&self, mut started: Started, served: Served<'_>) -> Result<Ended> {
         let tell = Arc::clone(&self.tell);
         let walls = started.served(Arc::new(move |text| tell(&format::one_line(text))))?;
         (self.walls)(&walls);
@@ -181,8 +182,10 @@ impl Attempt<'_> {
             let left = format::one_line(&left.join(", "));
             (self.tell)(&format!("processes remain in the sandbox and are ended: {left}"));
         }
-        served.close();
-        Ok(Ended { outcome: outcome?, interrupted })
+        let closed = served.close();
+        let outcome = outcome?;
+        closed?;
+        Ok(Ended { outcome, interrupted })
     }
 
     fn wait_for_end(&self, started: &mut Started) -> Result<Outcome> {

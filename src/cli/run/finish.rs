@@ -5,6 +5,7 @@ use std::io::{self, BufRead};
 use nix::sys::termios::{FlushArg, tcflush};
 
 use super::Sandboxed;
+use super::caller::Caller;
 use super::outcome::{Fate, Outcome};
 use crate::cli::target::wrong_answer;
 use crate::cli::{apply, format, out};
@@ -61,7 +62,7 @@ impl Sandboxed {
     fn diff(&self, from: Rev) -> Result<Changes> {
         let request =
             Request::Diff { from, to: Rev::Now, paths: Vec::new(), detail: Detail::NameStatus };
-        match self.sandbox.handle(request)? {
+        match self.caller.call(request)? {
             Reply::Diff(changes) => Ok(changes),
             _ => Err(wrong_answer()),
         }
@@ -104,7 +105,7 @@ impl Sandboxed {
     fn show_patch(&self) -> Result<()> {
         let (from, to) = (self.start.clone(), Rev::Now);
         let request = Request::Diff { from, to, paths: Vec::new(), detail: Detail::Patch };
-        let Reply::Diff(changes) = self.sandbox.handle(request)? else {
+        let Reply::Diff(changes) = self.caller.call(request)? else {
             return Err(wrong_answer());
         };
         let mut out = out::Out::new();
@@ -119,7 +120,7 @@ impl Sandboxed {
             undo: false,
             consent: self.consent,
         };
-        let Reply::Applied(applied) = self.sandbox.handle(request)? else {
+        let Reply::Applied(applied) = self.caller.call(request)? else {
             return Err(wrong_answer());
         };
         let Some(error) = apply::why_not_written(&applied) else {
@@ -132,11 +133,13 @@ impl Sandboxed {
     /// Restores the tree first, whatever the command did to it. Then lists the discarded changes,
     /// if they can be listed, and drops the checkpoints, names, holds and forks of the command.
     fn discard(&self, is_listed: bool) -> Result<()> {
-        let before = self.sandbox.reset_to(&self.start)?;
-        let listed = self
-            .sandbox
-            .changes_to(&before)
-            .and_then(|changes| print_discarded(&changes, is_listed));
+        let sandbox = match &self.caller {
+            Caller::Here(sandbox) => sandbox,
+            Caller::Mounted(_) => return self.discard_mounted(is_listed),
+        };
+        let before = sandbox.reset_to(&self.start)?;
+        let listed =
+            sandbox.changes_to(&before).and_then(|changes| print_discarded(&changes, is_listed));
         if let Err(error) = listed {
             out::note(&format!("discarded; the changes cannot be listed: {error}"));
         }
@@ -144,7 +147,24 @@ impl Sandboxed {
         if self.has_forks {
             return Ok(());
         }
-        self.rewind()
+        self.rewind(sandbox)
+    }
+
+    /// Restores a mounted tree, in place. Its programs may have changed it since then, so nothing
+    /// else is taken back.
+    fn discard_mounted(&self, is_listed: bool) -> Result<()> {
+        let to = self.start.clone();
+        let request =
+            Request::Restore { to, paths: Vec::new(), dry_run: false, detach_mounts: false };
+        match self.caller.call(request) {
+            Ok(Reply::Restored(restored)) => print_discarded(&restored.changes, is_listed),
+            Ok(_) => Err(wrong_answer()),
+            Err(error) if error.is_done => {
+                out::note(&format!("discarded; the changes cannot be listed: {error}"));
+                Ok(())
+            }
+            Err(error) => Err(error),
+        }
     }
 }
 

@@ -2,9 +2,11 @@
 //!
 //! Messages of jailfs go to standard error: standard output belongs to the command.
 
+mod arena;
 mod attempt;
+mod caller;
 mod finish;
-mod gate;
+mod mounted;
 mod outcome;
 mod race;
 
@@ -30,9 +32,10 @@ use crate::run::{End, Program, Spec, block_signals, hidden_inside, unblock_signa
 use crate::sandbox::{Consent, Reply, Request, Rev};
 use crate::sandbox::{Sandbox, Savepoint, StoreOptions};
 
-use attempt::{Attempt as Try, Ended};
+use attempt::{Alone, Attempt as Try, Ended};
+use caller::{Caller, Daemon};
 use outcome::{Fate, Outcome};
-use race::RaceOptions;
+use race::{Plan, RaceOptions};
 
 /// The exit code if jailfs failed and not the command.
 pub(super) const FAILED: u8 = 125;
@@ -144,29 +147,36 @@ impl Run {
                 return Ok(error.kind.exit_code());
             }
         };
-        let (base, store) = base_and_store(global)?;
         // Before any thread starts: see `crate::run`.
         block_signals()?;
         daemon::exit_on_panic();
+        if race.is_some()
+            && let Some(daemon) = mounted::find(global)?
+        {
+            return self.run_mounted(global, &race, daemon);
+        }
+        let (base, store) = base_and_store(global)?;
         let head = store_path::head_in(&store, global.head.as_deref())?;
         let options = StoreOptions::default();
         let sandbox = Sandbox::create_or_open_head(&base, &store, &options, &head)?;
         sandbox.set_protected(protected::protected()?);
         let spec = self.confine.spec(global, &base, &store)?;
         let consent = Consent { protected: self.protected, privileges: self.privileges };
-        let mut sandboxed = Sandboxed::begin(sandbox, &self.program(&spec, 1), consent)?;
+        let caller = Caller::Here(Arc::clone(&sandbox));
+        let mut sandboxed = Sandboxed::begin(caller, &self.program(&spec, 1), consent)?;
+        sandboxed.savepoint = Some(sandbox.savepoint());
         // However many checkpoints the command makes, no earlier state is dropped while it runs:
         // the caller may go back to it.
-        sandboxed.sandbox.pin_states();
+        sandbox.pin_states();
         let ended = match &race {
             Some(plan) => race::run(self, plan, &mut sandboxed, &spec)?,
             None => {
-                let outcome = self.attempts(&sandboxed, &spec)?;
+                let outcome = self.attempts(&sandboxed, &sandbox, &spec)?;
                 sandboxed.finish(self.fate(outcome), outcome)?;
                 outcome
             }
         };
-        match sandboxed.sandbox.unpin_states() {
+        match sandbox.unpin_states() {
             Ok(gone) => {
                 gone.iter().for_each(|one| {
                     out::note(&format!("dropped: checkpoint {}", format::checkpoint(one)))
@@ -174,13 +184,21 @@ impl Run {
             }
             Err(error) => log::warn!("unused space was not freed: {error}"),
         }
+        drop((sandboxed, sandbox));
+        end_with(ended)
+    }
+
+    /// Runs a race of a head that a daemon has mounted.
+    fn run_mounted(&self, global: &Global, race: &Option<Plan>, daemon: Daemon) -> Result<u8> {
+        let Some(plan) = race else { return Err(wrong_answer()) };
+        mounted::check_options(self.keep_checkpoints.is_some() || self.max_store.is_some())?;
+        let spec = mounted::spec(&self.confine, global, &daemon)?;
+        let consent = Consent { protected: self.protected, privileges: self.privileges };
+        let caller = Caller::Mounted(daemon);
+        let mut sandboxed = Sandboxed::begin(caller, &self.program(&spec, 1), consent)?;
+        let ended = race::run(self, plan, &mut sandboxed, &spec)?;
         drop(sandboxed);
-        if ended == Outcome::Ended(End::Killed(Signal::SIGINT as u8)) {
-            // A shell loop or script continues after a command that exits with 130. It stops if the
-            // command dies of the signal.
-            end_by_interrupt()?;
-        }
-        Ok(ended.code())
+        end_with(ended)
     }
 
     fn choice(&self) -> Choice {
@@ -200,10 +218,16 @@ impl Run {
     }
 
     /// Runs the command until an attempt succeeds or none is left.
-    fn attempts(&self, sandboxed: &Sandboxed, spec: &Spec) -> Result<Outcome> {
+    fn attempts(
+        &self,
+        sandboxed: &Sandboxed,
+        sandbox: &Arc<Sandbox>,
+        spec: &Spec,
+    ) -> Result<Outcome> {
         let mut attempt = 1;
         loop {
-            let Ended { outcome, interrupted } = self.attempt(sandboxed, spec, attempt)?;
+            let alone = Alone { sandbox, forked: Arc::clone(&sandboxed.forked) };
+            let Ended { outcome, interrupted } = self.attempt(&alone, spec, attempt)?;
             let is_over = outcome == Outcome::SUCCESS || matches!(outcome, Outcome::NotStarted(_));
             if is_over || interrupted || attempt >= self.attempts {
                 return Ok(outcome);
@@ -212,8 +236,8 @@ impl Run {
                 Outcome::TimedOut => "ran out of time".to_owned(),
                 other => format!("failed ({})", other.code()),
             };
-            sandboxed.roll_back()?;
-            sandboxed.rewind()?;
+            sandbox.reset_to(&sandboxed.start)?;
+            sandboxed.rewind(sandbox)?;
             out::note(&format!(
                 "attempt {attempt} of {} {how}, and was rolled back",
                 self.attempts
@@ -222,20 +246,18 @@ impl Run {
         }
     }
 
-    fn attempt(&self, sandboxed: &Sandboxed, spec: &Spec, number: u32) -> Result<Ended> {
+    fn attempt(&self, alone: &Alone<'_>, spec: &Spec, number: u32) -> Result<Ended> {
         // Until the last process of the command has ended.
-        let _hiding = sandboxed.sandbox.hide(&hidden_inside(spec));
+        let _hiding = alone.sandbox.hide(&hidden_inside(spec));
         let attempt = Try {
             run: self,
             spec,
-            sandbox: &sandboxed.sandbox,
             program: self.program(spec, number),
-            forked: Arc::clone(&sandboxed.forked),
             number,
             tell: Arc::new(out::note),
             walls: &|walls| out::note(&walls.line()),
         };
-        attempt.run_alone()
+        attempt.run_alone(alone)
     }
 
     fn fate(&self, outcome: Outcome) -> Fate {
@@ -285,11 +307,12 @@ fn base_and_store(global: &Global) -> Result<(PathBuf, PathBuf)> {
 
 /// A sandbox, from before the command until its changes are applied, kept or discarded.
 struct Sandboxed {
-    sandbox: Arc<Sandbox>,
+    caller: Caller,
     /// The tree before the command: the last checkpoint, or the base.
     start: Rev,
-    /// The checkpoints, names and holds before the command.
-    savepoint: Savepoint,
+    /// The checkpoints, names and holds before the command. `None` if the head is mounted: others
+    /// make some meanwhile.
+    savepoint: Option<Savepoint>,
     /// The dangers that the caller of an apply accepts.
     consent: Consent,
     /// The forks that the command has made.
@@ -300,10 +323,11 @@ struct Sandboxed {
 
 impl Sandboxed {
     /// Records the state of the tree. Makes a checkpoint if the tree differs from the last one.
-    fn begin(sandbox: Arc<Sandbox>, program: &Program, consent: Consent) -> Result<Sandboxed> {
-        let Reply::Status(status) = sandbox.handle(Request::Status)? else {
+    fn begin(caller: Caller, program: &Program, consent: Consent) -> Result<Sandboxed> {
+        let Reply::Status(status) = caller.call(Request::Status)? else {
             return Err(wrong_answer());
         };
+        let mut start = status.checkpoint.map_or(Rev::Base, |checkpoint| Rev::Id(checkpoint.id));
         if status.changed > 0 {
             out::note(&format!(
                 "kept from before, and in the sandbox: {}",
@@ -311,35 +335,32 @@ impl Sandboxed {
             ));
             let message = format!("before run: {}", program.line());
             let request = Request::Checkpoint { name: None, message };
-            let Reply::Checkpoint(checkpoint) = sandbox.handle(request)? else {
+            let Reply::Checkpoint(checkpoint) = caller.call(request)? else {
                 return Err(wrong_answer());
             };
-            return Ok(Sandboxed {
-                start: Rev::Id(checkpoint.id),
-                savepoint: sandbox.savepoint(),
-                sandbox,
-                consent,
-                forked: MadeForks::default(),
-                has_forks: false,
-            });
+            start = Rev::Id(checkpoint.id);
         }
-        let start = status.checkpoint.map_or(Rev::Base, |checkpoint| Rev::Id(checkpoint.id));
-        let (savepoint, forked) = (sandbox.savepoint(), MadeForks::default());
-        Ok(Sandboxed { start, savepoint, sandbox, consent, forked, has_forks: false })
+        let (savepoint, forked) = (None, MadeForks::default());
+        Ok(Sandboxed { caller, start, savepoint, consent, forked, has_forks: false })
     }
 
     /// Drops the checkpoints, names, holds and forks of the command.
-    fn rewind(&self) -> Result<()> {
+    fn rewind(&self, sandbox: &Sandbox) -> Result<()> {
         for name in std::mem::take(&mut *self.forked.lock()) {
-            self.sandbox.handle(Request::DropFork { name })?;
+            sandbox.handle(Request::DropFork { name })?;
         }
-        self.sandbox.rewind_to(&self.savepoint)
+        self.savepoint.as_ref().map_or(Ok(()), |savepoint| sandbox.rewind_to(savepoint))
     }
+}
 
-    /// Restores the tree to its state before the command.
-    fn roll_back(&self) -> Result<()> {
-        self.sandbox.reset_to(&self.start).map(drop)
+/// The exit code of an end. Ends by SIGINT itself.
+fn end_with(ended: Outcome) -> Result<u8> {
+    if ended == Outcome::Ended(End::Killed(Signal::SIGINT as u8)) {
+        // A shell loop or script continues after a command that exits with 130. It stops if the
+        // command dies of the signal.
+        end_by_interrupt()?;
     }
+    Ok(ended.code())
 }
 
 /// Ends this process by SIGINT. If that is ignored, it continues.

@@ -11,7 +11,7 @@ fn echo(call: Call, peer: Peer) -> Result<Answered> {
     let reply = match call.message {
         Message::Mounts => {
             let meant = call.head.unwrap_or_default();
-            return Ok(Answer::Mounts(Mounts { meant, heads: Vec::new() }).into());
+            return Ok(Answer::Mounts(Mounts { meant, heads: Vec::new(), can_race: true }).into());
         }
         Message::Request(Request::Discard { .. }) => Reply::Done,
         Message::Request(Request::Log) => Reply::Log(Vec::new()),
@@ -21,7 +21,7 @@ fn echo(call: Call, peer: Peer) -> Result<Answered> {
 }
 
 fn serve(store: &Path) -> Server {
-    Listener::bind(store).unwrap().serve(Greeting::of_this_process(), echo).unwrap()
+    Listener::bind(store).unwrap().serve(Greeting::of_this_process(), || Box::new(echo)).unwrap()
 }
 
 fn raw(store: &Path) -> UnixStream {
@@ -105,7 +105,7 @@ fn a_request_must_arrive_in_time_even_byte_by_byte() {
     let store = tempfile::tempdir().unwrap();
     let mut listener = Listener::bind(store.path()).unwrap();
     listener.request_limit = Duration::from_millis(200);
-    let _server = listener.serve(Greeting::of_this_process(), echo).unwrap();
+    let _server = listener.serve(Greeting::of_this_process(), || Box::new(echo)).unwrap();
     let mut stream = raw(store.path());
     let writer = stream.try_clone().unwrap();
     let dribble = thread::spawn(move || {
@@ -127,7 +127,7 @@ fn a_client_may_pause_between_requests() {
     let store = tempfile::tempdir().unwrap();
     let mut listener = Listener::bind(store.path()).unwrap();
     listener.request_limit = Duration::from_millis(50);
-    let _server = listener.serve(Greeting::of_this_process(), echo).unwrap();
+    let _server = listener.serve(Greeting::of_this_process(), || Box::new(echo)).unwrap();
     let mut client = connect(store.path()).unwrap().unwrap();
     for _ in 0..3 {
         assert_eq!(client.call(&Request::Log), Ok(Reply::Log(Vec::new())));
@@ -161,15 +161,17 @@ fn the_client_of_an_unmount_waits_for_the_end_of_the_mount() {
     let store = tempfile::tempdir().unwrap();
     let mounts = [Arc::new(Waiting::default()), Arc::new(Waiting::default())];
     let of_handler = mounts.clone();
-    let handler = move |call: Call, _: Peer| {
-        let at = usize::from(call.head.as_deref() == Some("try"));
-        Ok(Answered {
-            answer: Answer::Reply(Box::new(Reply::Done)),
-            closes_at: Some(of_handler[at].clone()),
-        })
+    let begin = move || {
+        let of_handler = of_handler.clone();
+        let answer = move |call: Call, _: Peer| {
+            let at = usize::from(call.head.as_deref() == Some("try"));
+            let closes_at = Some(of_handler[at].clone());
+            Ok(Answered { answer: Answer::Reply(Box::new(Reply::Done)), closes_at })
+        };
+        Box::new(answer) as Box<dyn Conversation>
     };
     let listener = Listener::bind(store.path()).unwrap();
-    let server = listener.serve(Greeting::of_this_process(), handler).unwrap();
+    let server = listener.serve(Greeting::of_this_process(), begin).unwrap();
     let unmount = |head: &str| {
         let mut client = connect(store.path()).unwrap().unwrap();
         client.set_head(Some(head.to_owned()));

@@ -9,7 +9,8 @@
 //!   unless the caller keeps them. After an interrupt all are dropped.
 //!
 //! The main thread waits for results and signals. One thread per job takes the next attempt and
-//! runs it. All mounts are served by this process, which has the store open.
+//! runs it. All mounts are served by the process that has the store open: this one, or the daemon
+//! that has the caller's head mounted.
 
 mod ask;
 mod forks;
@@ -27,8 +28,9 @@ use std::time::Duration;
 
 use nix::sys::signal::Signal;
 
+use super::arena::Arena;
+use super::caller::Caller;
 use super::finish::STACK;
-use super::gate::gate;
 use super::outcome::Outcome;
 use super::{Run, Sandboxed};
 use crate::cli::json::Line;
@@ -37,11 +39,11 @@ use crate::daemon::{Access, MadeForks, Serving};
 use crate::error::{Attempt, Result};
 use crate::run::{End, Interrupts, Spec, Stopper, hidden_inside, keep_descriptors};
 use crate::sandbox::{Request, Rev};
+use crate::types::LayerId;
 
 pub(super) use options::{Plan, RaceOptions};
 
 use ask::Answer;
-use forks::Made;
 use options::Pick;
 use result::{Finished, How, can_win, winner};
 use screen::Screen;
@@ -74,13 +76,23 @@ pub(super) fn run(
 ) -> Result<Outcome> {
     let interrupts = Interrupts::take()?;
     keep_descriptors()?;
-    let caller = Arc::clone(&sandboxed.sandbox);
-    let Made { names, start, mark } = forks::make(&caller, plan.forks)?;
+    forks::tell_abandoned(&sandboxed.caller)?;
     let screen = Arc::new(Screen::new(plan.forks));
-    let race = Race { run, plan, sandboxed, spec, interrupts, names, screen };
-    let over = race.hold(&start).inspect_err(|_| drop(race.drop_forks(None, true)))?;
-    let outcome = race.conclude(&over)?;
-    drop(mark);
+    let (over, outcome) = match &sandboxed.caller {
+        Caller::Here(caller) => {
+            // Until the last process of the last attempt has ended.
+            let _hiding = caller.hide(&hidden_inside(spec));
+            let head = caller.head_name().to_owned();
+            let access = Access::OfRun { head, forked: MadeForks::default() };
+            let serving = Serving::open(Arc::clone(caller), access)?;
+            let arena = Arena::here(serving.begin_race(caller, plan.forks)?);
+            Race { run, plan, sandboxed, spec, interrupts, arena, screen }.run()?
+        }
+        Caller::Mounted(daemon) => {
+            let arena = Arena::at(daemon, plan.forks)?;
+            Race { run, plan, sandboxed, spec, interrupts, arena, screen }.run()?
+        }
+    };
     if over.winner.is_some() && over.interrupt.is_none() {
         sandboxed.has_forks = plan.keep_forks && plan.forks > 1;
         sandboxed.finish(run.fate(Outcome::SUCCESS), Outcome::SUCCESS)?;
@@ -94,15 +106,25 @@ struct Race<'a> {
     sandboxed: &'a Sandboxed,
     spec: &'a Spec,
     interrupts: Interrupts,
-    /// The heads of the attempts.
-    names: Vec<String>,
+    arena: Arena<'a>,
     screen: Arc<Screen>,
 }
 
 impl Race<'_> {
+    /// Holds the race, and concludes it.
+    fn run(&self) -> Result<(Over, Outcome)> {
+        let over = self.hold().inspect_err(|_| {
+            self.drop_forks(None, true);
+            drop(self.arena.finish());
+        })?;
+        let outcome = self.conclude(&over)?;
+        self.arena.finish()?;
+        Ok((over, outcome))
+    }
+
     /// Runs the attempts until the race is decided, and finds the winner.
-    fn hold(&self, start: &Rev) -> Result<Over> {
-        let mut over = self.attempts(start)?;
+    fn hold(&self) -> Result<Over> {
+        let mut over = self.attempts()?;
         let winner = over.winner.and_then(|at| over.finished.get(at));
         self.screen.end(winner.map(|one| one.number));
         let failed = over.finished.iter().map(|one| match &one.how {
@@ -124,21 +146,12 @@ impl Race<'_> {
         Ok(over)
     }
 
-    fn attempts(&self, start: &Rev) -> Result<Over> {
-        let caller = &self.sandboxed.sandbox;
-        // Until the last process of the last attempt has ended.
-        let _hiding = caller.hide(&hidden_inside(self.spec));
-        let head = caller.head_name().to_owned();
-        let access = Access::OfRun { gate, head, forked: MadeForks::default() };
-        let serving = Serving::open(Arc::clone(caller), access)?;
+    fn attempts(&self) -> Result<Over> {
         let (stopper, stop) = Stopper::new()?;
         let track = Track {
             run: self.run,
             spec: self.spec,
-            caller,
-            serving: &serving,
-            start: start.clone(),
-            states: caller.states(),
+            arena: &self.arena,
             stop,
             score: match &self.plan.pick {
                 Pick::Score(command) => Some(command),
@@ -173,7 +186,7 @@ impl Race<'_> {
     ) {
         loop {
             let at = next.fetch_add(1, Ordering::Relaxed);
-            let Some(head) = self.names.get(at) else { return };
+            let Some(head) = self.arena.names().get(at) else { return };
             let number = u32::try_from(at + 1).unwrap_or(u32::MAX);
             let one = track.run(number, head.clone());
             // No other attempt begins after the first success.
@@ -216,8 +229,7 @@ impl Race<'_> {
         if let Some(one) = winner
             && let Some(state) = one.state
         {
-            undo = forks::take(&self.sandboxed.sandbox, Rev::Id(state))
-                .inspect_err(|_| out::note("the forks of the attempts are kept"))?;
+            undo = self.take(state)?;
             out::note(&format!("attempt {} has won; its changes are in the sandbox", one.number));
             if let Some(undo) = undo {
                 out::note(&format!("undo: jailfs op restore {undo}"));
@@ -232,7 +244,7 @@ impl Race<'_> {
             attempts: over.finished.len(),
             winner: winner.map(|one| one.number),
             checkpoint: winner.and_then(|one| one.state).map(|state| state.0),
-            head: self.sandboxed.sandbox.head_name().to_owned(),
+            head: self.sandboxed.caller.head().to_owned(),
             undo,
             interrupted: over.interrupt.is_some(),
             kept,
@@ -248,18 +260,38 @@ impl Race<'_> {
         Ok(NO_WINNER)
     }
 
+    /// Makes the winner's state that of the caller's head. If that fails, all forks are kept.
+    fn take(&self, state: LayerId) -> Result<Option<u64>> {
+        let caller = &self.sandboxed.caller;
+        let has_changed = forks::has_changed(caller, self.arena.start());
+        let taken =
+            has_changed.and_then(|changed| Ok((forks::take(caller, Rev::Id(state))?, changed)));
+        let (undo, has_changed) = taken.inspect_err(|_| {
+            if self.arena.finish().is_ok() {
+                out::note("the forks of the attempts are kept");
+            }
+        })?;
+        if has_changed {
+            out::note(
+                "the tree was changed while the race ran; the winner has replaced these changes, \
+                 and the undo brings them back",
+            );
+        }
+        Ok(undo)
+    }
+
     /// Drops the forks of the losers unless they are kept, and that of the winner. Returns the
     /// forks that stay.
     fn drop_forks(&self, winner: Option<&str>, all: bool) -> Vec<String> {
-        let caller = &self.sandboxed.sandbox;
+        let (caller, names) = (&self.sandboxed.caller, self.arena.names());
         let is_kept = |name: &&String| self.plan.keep_forks && !all && Some(&***name) != winner;
-        let kept: Vec<String> = self.names.iter().filter(is_kept).cloned().collect();
+        let kept: Vec<String> = names.iter().filter(is_kept).cloned().collect();
         let is_dropped = |name: &&String| !kept.contains(name) && Some(&***name) != winner;
-        let losers: Vec<String> = self.names.iter().filter(is_dropped).cloned().collect();
-        let mut dropped = forks::drop_all(caller, &losers);
+        let losers: Vec<String> = names.iter().filter(is_dropped).cloned().collect();
+        let mut dropped = self.arena.drop_forks(losers);
         if let Some(winner) = winner {
             let name = winner.to_owned();
-            dropped = dropped.and(caller.handle(Request::DropFork { name }).map(drop));
+            dropped = dropped.and(caller.call(Request::DropFork { name }).map(drop));
         }
         if let Err(error) = dropped {
             out::note(&format!("warning: {error}"));
@@ -267,7 +299,7 @@ impl Race<'_> {
         if kept.is_empty() {
             let (keep, max_store) = (None, None);
             let request = Request::Gc { operations: OPERATIONS, keep, max_store, dry_run: false };
-            if let Err(error) = caller.handle(request) {
+            if let Err(error) = caller.call(request) {
                 log::warn!("unused space was not freed: {error}");
             }
         }

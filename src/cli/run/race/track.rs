@@ -6,39 +6,30 @@
 //! * The tree is sealed when the command has ended. It has nothing that the
 //!   scoring command writes.
 
-use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use super::forks;
 use super::output::{Reader, To};
 use super::result::{Finished, How, score_of};
 use super::screen::{Phase, Screen};
 use crate::cli::format;
 use crate::cli::run::Run;
+use crate::cli::run::arena::{Arena, Mounting};
 use crate::cli::run::attempt::{Attempt, Ended};
 use crate::cli::run::outcome::Outcome;
 use crate::cli::target::wrong_answer;
-use crate::daemon::{MadeForks, Serving};
 use crate::error::Result;
-use crate::fs::Limits;
 use crate::run::{Apart, Program, Spec, Stop, Walls};
-use crate::sandbox::{Detail, Reply, Request, Rev, Sandbox};
+use crate::sandbox::{Detail, Reply, Request, Rev};
 use crate::types::LayerId;
 
 /// The state that the attempts of a race share.
 pub(super) struct Track<'a> {
     pub(super) run: &'a Run,
     pub(super) spec: &'a Spec,
-    /// The caller's head.
-    pub(super) caller: &'a Arc<Sandbox>,
-    pub(super) serving: &'a Serving,
-    /// The state that each attempt begins with.
-    pub(super) start: Rev,
-    /// The states that existed before. An attempt sees these, and those that it makes.
-    pub(super) states: BTreeSet<LayerId>,
+    pub(super) arena: &'a Arena<'a>,
     /// Asks all attempts to end.
     pub(super) stop: Stop,
     /// The shell command that scores them.
@@ -67,9 +58,9 @@ impl Track<'_> {
         self.screen.set(number, Phase::Running(began));
         let ended = self.tries(number, &finished.head);
         finished.time = began.elapsed();
-        let judged = ended.and_then(|(sandbox, ended)| {
+        let judged = ended.and_then(|ended| {
             finished.how = How::Ran(ended.outcome);
-            self.judge(&sandbox, ended.outcome, &mut finished)
+            self.judge(ended.outcome, &mut finished)
         });
         if let Err(error) = judged {
             self.screen.note_of(number, &format!("error: {error}"));
@@ -78,24 +69,21 @@ impl Track<'_> {
         finished
     }
 
-    /// Runs the command until a try succeeds or none is left. Returns the head with the last one.
-    fn tries(&self, number: u32, head: &str) -> Result<(Arc<Sandbox>, Ended)> {
+    /// Runs the command until a try succeeds or none is left. Returns how the last one ended.
+    fn tries(&self, number: u32, head: &str) -> Result<Ended> {
         let mut tried = 1;
         loop {
-            let sandbox = self.caller.head(head)?;
-            sandbox.show_only(self.states.clone());
             let mut program = self.run.program(self.spec, number);
             program.env.push(("JAILFS_TRY".into(), tried.to_string().into()));
-            let ended = self.perform(&sandbox, program, number, To::Screen)?.0;
+            let ended = self.perform(head, program, number, To::Screen)?.0;
             let is_last = ended.outcome == Outcome::SUCCESS
                 || matches!(ended.outcome, Outcome::NotStarted(_) | Outcome::Stopped)
                 || ended.interrupted
                 || tried >= self.run.attempts;
             if is_last {
-                return Ok((sandbox, ended));
+                return Ok(ended);
             }
-            drop(sandbox);
-            forks::replace(self.caller, head, &self.start)?;
+            self.arena.replace(head)?;
             let how = match ended.outcome {
                 Outcome::TimedOut => "ran out of time".to_owned(),
                 other => format!("failed ({})", other.code()),
@@ -110,7 +98,7 @@ impl Track<'_> {
     /// Runs a program in a head. Also returns the end of its output, if that goes to memory.
     fn perform(
         &self,
-        sandbox: &Arc<Sandbox>,
+        head: &str,
         program: Program,
         number: u32,
         to: To,
@@ -121,15 +109,13 @@ impl Track<'_> {
         let attempt = Attempt {
             run: self.run,
             spec: self.spec,
-            sandbox,
             program,
-            forked: MadeForks::default(),
             number,
             tell: Arc::new(move |text| screen.note_of(number, text)),
             walls: &|walls| self.name_walls(walls),
         };
         let apart = Apart { output, errors, stop: self.stop.clone() };
-        let ended = attempt.run_beside(self.serving, apart);
+        let ended = attempt.run_beside(Mounting { arena: self.arena, head }, apart);
         let kept = reader.finish();
         errors_reader.finish();
         Ok((ended?, kept))
@@ -142,50 +128,46 @@ impl Track<'_> {
     }
 
     /// Seals the tree, counts what differs from the start, and scores it.
-    fn judge(
-        &self,
-        sandbox: &Arc<Sandbox>,
-        outcome: Outcome,
-        finished: &mut Finished,
-    ) -> Result<()> {
+    fn judge(&self, outcome: Outcome, finished: &mut Finished) -> Result<()> {
         let is_candidate = matches!(outcome, Outcome::Ended(_) | Outcome::TimedOut);
         if is_candidate {
-            finished.state = Some(self.seal(sandbox, finished.number)?);
+            finished.state = Some(self.seal(&finished.head, finished.number)?);
         }
         let to = finished.state.map_or(Rev::Now, Rev::Id);
         let request = Request::Diff {
-            from: self.start.clone(),
+            from: self.arena.start().clone(),
             to,
             paths: Vec::new(),
             detail: Detail::NameStatus,
         };
-        let Reply::Diff(changes) = sandbox.handle(request)? else { return Err(wrong_answer()) };
+        let reply = self.arena.call(&finished.head, request)?;
+        let Reply::Diff(changes) = reply else { return Err(wrong_answer()) };
         finished.changes = Some(format::summary(&changes)?);
         let Some((score, state)) = self.score.zip(finished.state) else { return Ok(()) };
         if matches!(outcome, Outcome::Ended(_)) && !self.stop.is_asked() {
             self.screen.set(finished.number, Phase::Scoring);
-            finished.score = self.score(sandbox, score, finished.number)?;
-            sandbox.reset_to(&Rev::Id(state))?;
+            finished.score = self.score(&finished.head, score, finished.number)?;
+            self.arena.reset(&finished.head, state)?;
         }
         Ok(())
     }
 
-    /// Makes a checkpoint of the tree, also of one that is at a limit.
-    fn seal(&self, sandbox: &Arc<Sandbox>, number: u32) -> Result<LayerId> {
-        sandbox.fs().set_limits(Limits::default());
+    /// Makes a checkpoint of the tree, also of one that was at a limit: the limits ended with the
+    /// mount.
+    fn seal(&self, head: &str, number: u32) -> Result<LayerId> {
         let line = self.run.program(self.spec, number).line();
         let message = format!("attempt {number} of run: {line}");
-        match sandbox.handle(Request::Checkpoint { name: None, message })? {
+        match self.arena.call(head, Request::Checkpoint { name: None, message })? {
             Reply::Checkpoint(checkpoint) => Ok(checkpoint.id),
             _ => Err(wrong_answer()),
         }
     }
 
     /// The number that the scoring command prints. `None` if it fails or prints none.
-    fn score(&self, sandbox: &Arc<Sandbox>, command: &OsStr, number: u32) -> Result<Option<f64>> {
+    fn score(&self, head: &str, command: &OsStr, number: u32) -> Result<Option<f64>> {
         let words = [OsString::from("sh"), "-c".into(), command.to_owned()];
         let program = Program { words: words.into(), ..self.run.program(self.spec, number) };
-        let (ended, output) = self.perform(sandbox, program, number, To::Memory)?;
+        let (ended, output) = self.perform(head, program, number, To::Memory)?;
         match ended.outcome {
             Outcome::SUCCESS => {
                 let score = score_of(&output);

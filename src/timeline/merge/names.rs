@@ -175,8 +175,8 @@ impl<'a> Names<'a> {
     }
 
     /// Our head was picked for all names but the first `before`. At some of them the other head may
-    /// have put another node than `their`, or edited one that ours removed, which no conflict names.
-    /// It goes beside ours, too.
+    /// have put another node than `their`, or edited one that ours removed. No conflict names it,
+    /// so it goes beside ours, too.
     fn keep_replacements(&mut self, before: usize, their: Option<Ino>) -> FsResult<()> {
         let three = self.three;
         for slot in self.picked.get(before..).unwrap_or_default().to_vec() {
@@ -309,8 +309,8 @@ impl<'a> Names<'a> {
     }
 
     /// A node that both heads have and the merged tree does not. Either a decision about its names
-    /// took the last one, or each head removed other hard links. Without an edit, the latter is what
-    /// both heads want.
+    /// took the last one, or each head removed other hard links. Without an edit, the latter is
+    /// what both heads want.
     fn check_losses(&mut self) -> FsResult<()> {
         let three = self.three;
         for ino in three.moved() {

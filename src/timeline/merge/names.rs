@@ -1,9 +1,12 @@
 //! Merges the names: which node each name gets.
 //!
-//! Each name is merged on its own: if one head changed it, it is as in that head. Then the rules
-//! that tie names together are checked. A decision of the caller *picks* a head for some names, and
-//! the rules are checked again, until nothing more is picked.
+//! * Each name is merged on its own: if one head changed it, it is as in that head.
+//! * Then the rules that tie names together are checked. A decision *picks* a head for some names,
+//!   and the rules are checked again, until nothing more is picked.
+//! * A node that both heads have does not get lost by a decision about another node: if its last
+//!   name goes, one head is picked for all its names.
 
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::beside::Kept;
@@ -20,10 +23,16 @@ pub(super) struct Names<'a> {
     three: &'a Three<'a>,
     rules: &'a Rules,
     picks: BTreeMap<Slot, Side>,
+    /// The names that were picked before, because they are not merged.
+    scope: BTreeSet<Slot>,
+    /// The names that were picked here, in this order.
+    picked: Vec<Slot>,
     /// By path, so that each path conflicts once.
     pub(super) conflicts: BTreeMap<TreePath, Conflict>,
     /// Conflicts for which our head is picked, because the other side is put beside it.
     pub(super) kept: Vec<Kept>,
+    /// The nodes of `kept`, by their numbers in the other head.
+    kept_nodes: BTreeSet<Ino>,
 }
 
 impl<'a> Names<'a> {
@@ -36,7 +45,9 @@ impl<'a> Names<'a> {
         rules: &'a Rules,
         picks: BTreeMap<Slot, Side>,
     ) -> FsResult<Names<'a>> {
-        let mut names = Names { three, rules, picks, conflicts: BTreeMap::new(), kept: Vec::new() };
+        let (conflicts, picked, kept) = (BTreeMap::new(), Vec::new(), Vec::new());
+        let (scope, kept_nodes) = (picks.keys().cloned().collect(), BTreeSet::new());
+        let mut names = Names { three, rules, picks, scope, picked, conflicts, kept, kept_nodes };
         loop {
             let before = names.picks.len();
             names.conflicts.clear();
@@ -44,6 +55,7 @@ impl<'a> Names<'a> {
             names.check_renames()?;
             names.check_deletions()?;
             names.check_replacements()?;
+            names.check_losses()?;
             names.check_directories()?;
             names.check_parents()?;
             if names.picks.len() == before {
@@ -98,7 +110,10 @@ impl<'a> Names<'a> {
     }
 
     fn pick(&mut self, slot: &Slot, side: Side) {
-        self.picks.entry(slot.clone()).or_insert(side);
+        if let Entry::Vacant(entry) = self.picks.entry(slot.clone()) {
+            entry.insert(side);
+            self.picked.push(slot.clone());
+        }
     }
 
     /// Picks a head for all names of a node that differ.
@@ -109,6 +124,11 @@ impl<'a> Names<'a> {
                 self.pick(slot, side);
             }
         }
+    }
+
+    fn is_dir(&self, ino: Ino) -> FsResult<bool> {
+        let [ours, theirs] = Side::BOTH.map(|side| self.three.head(side).kind(ino));
+        Ok(ours? == Some(FileKind::Dir) || theirs? == Some(FileKind::Dir))
     }
 
     /// Lets the caller's choice for `paths` pick a head, or adds a conflict at the first of them.
@@ -124,12 +144,12 @@ impl<'a> Names<'a> {
         let path = paths.first().cloned().unwrap_or_default();
         let choice = self.rules.choice(paths);
         if let Some(side) = choice.or_else(|| self.rules.markers.as_ref().map(|_| Side::Ours)) {
-            let before = self.picks.clone();
+            let before = self.picked.len();
             pick(self, side);
-            let is_picked = self.picks.len() > before.len();
+            let is_picked = self.picked.len() > before;
             if is_picked && choice.is_none() {
                 self.keep(path.clone(), their, did(Side::Theirs)?)?;
-                self.keep_replacements(&before, their)?;
+                self.keep_replacements(before, their)?;
             }
             if is_picked {
                 return Ok(());
@@ -145,26 +165,31 @@ impl<'a> Names<'a> {
     fn keep(&mut self, path: TreePath, their: Option<Ino>, did: Did) -> FsResult<()> {
         let found = their.map(|ino| self.three.head(Side::Theirs).node(ino)).transpose()?;
         let theirs = found.filter(|found| found.ino().is_some());
+        if let Some(ino) = theirs.as_ref().and_then(Found::ino)
+            && !self.kept_nodes.insert(ino)
+        {
+            return Ok(());
+        }
         self.kept.push(Kept { path, theirs, did, only_attributes: false });
         Ok(())
     }
 
-    /// Our head was picked for all names of a node. At some of them the other head may have put
-    /// another node than `their`, which no conflict names. It goes beside ours, too.
-    fn keep_replacements(
-        &mut self,
-        before: &BTreeMap<Slot, Side>,
-        their: Option<Ino>,
-    ) -> FsResult<()> {
+    /// Our head was picked for all names but the first `before`. At some of them the other head may
+    /// have put another node than `their`, or edited one that ours removed. No conflict names it,
+    /// so it goes beside ours, too.
+    fn keep_replacements(&mut self, before: usize, their: Option<Ino>) -> FsResult<()> {
         let three = self.three;
-        let picked = self.picks.keys().filter(|slot| !before.contains_key(*slot));
-        for slot in picked.cloned().collect::<Vec<Slot>>() {
+        for slot in self.picked.get(before..).unwrap_or_default().to_vec() {
             let Some(values) = three.slots.get(&slot) else { continue };
-            let theirs = values.of(Side::Theirs);
-            if theirs.is_some() && theirs != their && values.is_changed_by(Side::Theirs) {
-                let did = at_name(three, Side::Theirs, (values.base, theirs))?;
+            let Some(theirs) = values.of(Side::Theirs).filter(|ino| Some(*ino) != their) else {
+                continue;
+            };
+            let is_edit =
+                three.is_gone(Side::Ours, theirs)? && three.diff(Side::Theirs, theirs)?.is_edit();
+            if is_edit || values.is_changed_by(Side::Theirs) {
+                let did = at_name(three, Side::Theirs, (values.base, Some(theirs)))?;
                 let path = three.paths(&slot)?.into_iter().next().unwrap_or_default();
-                self.keep(path, theirs, did)?;
+                self.keep(path, Some(theirs), did)?;
             }
         }
         Ok(())
@@ -177,6 +202,15 @@ impl<'a> Names<'a> {
         slots.all(|(slot, _)| self.picks.contains_key(slot))
     }
 
+    /// Whether it is right that a head is picked for a node: it is not merged, the caller chose it,
+    /// or the other side is beside it. Otherwise only a choice for another node picked the head.
+    fn is_settled(&self, ino: Ino, paths: &[TreePath]) -> bool {
+        let mut slots = self.three.slots_of(ino);
+        self.rules.markers.is_some()
+            || self.rules.choice(paths).is_some()
+            || slots.any(|(slot, _)| self.scope.contains(slot))
+    }
+
     /// A name that both heads gave to different nodes.
     fn check_names(&mut self) -> FsResult<()> {
         let three = self.three;
@@ -186,18 +220,14 @@ impl<'a> Names<'a> {
             }
             let did = |side| at_name(three, side, (values.base, values.of(side)));
             let paths = three.paths(slot)?;
-            let pick = |names: &mut Self, side| names.pick_name(slot, values, side);
-            self.decide(&paths, values.of(Side::Theirs), pick, did)?;
+            self.decide(
+                &paths,
+                values.of(Side::Theirs),
+                |names, side| names.pick(slot, side),
+                did,
+            )?;
         }
         Ok(())
-    }
-
-    /// Picks a head for a name. A node that the other head put there goes where the head has it.
-    fn pick_name(&mut self, slot: &Slot, values: &Values, side: Side) {
-        self.pick(slot, side);
-        if let Some(ino) = values.of(side.other()) {
-            self.pick_node(ino, side);
-        }
     }
 
     /// A node of which both heads removed one name, and that has different new names.
@@ -237,14 +267,14 @@ impl<'a> Names<'a> {
                 {
                     continue;
                 }
-                if self.is_node_picked(ino) {
+                let paths = three.node_paths(ino)?;
+                if self.is_node_picked(ino) && self.is_settled(ino, &paths) {
                     continue;
                 }
                 let did = |of| match of == side {
                     true => at_name(three, of, (Some(ino), None)),
                     false => of_node(three, of, ino),
                 };
-                let paths = three.node_paths(ino)?;
                 self.decide(&paths, Some(ino), |names, side| names.pick_node(ino, side), did)?;
             }
         }
@@ -267,8 +297,40 @@ impl<'a> Names<'a> {
                 }
                 let did = |side| at_name(three, side, (values.base, values.of(side)));
                 let paths = three.paths(slot)?;
-                let pick = |names: &mut Self, side| names.pick_name(slot, values, side);
-                self.decide(&paths, values.of(Side::Theirs), pick, did)?;
+                self.decide(
+                    &paths,
+                    values.of(Side::Theirs),
+                    |names, side| names.pick(slot, side),
+                    did,
+                )?;
+            }
+        }
+        Ok(())
+    }
+
+    /// A node that both heads have and the merged tree does not. Either a decision about its names
+    /// took the last one, or each head removed other hard links. Without an edit, the latter is
+    /// what both heads want.
+    fn check_losses(&mut self) -> FsResult<()> {
+        let three = self.three;
+        for ino in three.moved() {
+            for side in Side::BOTH {
+                let has =
+                    |side| -> FsResult<bool> { Ok(three.head(side).node(ino)?.ino().is_some()) };
+                if self.has_name(ino)? || !has(Side::Ours)? || !has(Side::Theirs)? {
+                    break;
+                }
+                let is_edit = three.diff(side, ino)?.is_edit();
+                if !is_edit && !three.slots_of(ino).any(|(slot, _)| self.picks.contains_key(slot)) {
+                    continue;
+                }
+                let mut paths = three.head(side).paths_of(ino)?;
+                paths.extend(three.node_paths(ino)?);
+                let did = |of| match of == side {
+                    true => of_node(three, of, ino),
+                    false => Ok(Did::Removed),
+                };
+                self.decide(&paths, Some(ino), |names, side| names.pick_node(ino, side), did)?;
             }
         }
         Ok(())
@@ -295,21 +357,25 @@ impl<'a> Names<'a> {
                 None if lacks(Side::Ours)? => Side::Ours,
                 None => Side::Theirs,
             };
-            let before = self.picks.len();
+            let paths = three.node_paths(dir)?;
+            let before = self.picked.len();
             if self.is_node_picked(dir) {
                 for (slot, ino) in names {
                     self.pick(slot, remover);
                     self.pick_node(ino, remover);
                 }
+                let is_chosen = self.rules.markers.is_none() || self.rules.choice(&paths).is_some();
+                if remover == Side::Ours && !is_chosen {
+                    self.keep_replacements(before, Some(dir))?;
+                }
             }
-            if self.picks.len() > before {
+            if self.picked.len() > before {
                 continue;
             }
             let did = |of| match of == remover {
                 true => at_name(three, of, (Some(dir), None)),
                 false => of_node(three, of, dir),
             };
-            let paths = three.node_paths(dir)?;
             self.decide(&paths, Some(dir), |names, side| names.pick_node(dir, side), did)?;
         }
         Ok(())
@@ -341,8 +407,7 @@ impl<'a> Names<'a> {
         for (slot, values) in &self.three.slots {
             let merged = self.merged(slot, values).filter(|_| !self.is_open(slot, values));
             let Some(ino) = merged else { continue };
-            let [ours, theirs] = Side::BOTH.map(|side| self.three.head(side).kind(ino));
-            if ours? == Some(FileKind::Dir) || theirs? == Some(FileKind::Dir) {
+            if self.is_dir(ino)? {
                 parents.entry(ino).or_default().push(slot.0);
             }
         }

@@ -21,10 +21,23 @@ pub struct Rules {
 }
 
 impl Rules {
-    /// The side that the caller chose at one of some paths of an object. The longest path decides.
+    /// The side that the caller chose for an object with some paths.
+    ///
+    /// At each path the longest chosen path decides. A file can have several names. Then the names
+    /// that the caller wrote down decide, not the directories above the others. None if the choices
+    /// contradict each other.
     pub(super) fn choice(&self, paths: &[TreePath]) -> Option<Side> {
+        let is_named = |path: &&TreePath| self.ours.contains(path) || self.theirs.contains(path);
+        let has_named = paths.iter().any(|path| is_named(&path));
+        let deciding = paths.iter().filter(|path| !has_named || is_named(path));
+        let mut choices = deciding.filter_map(|path| self.choice_at(path));
+        let first = choices.next()?;
+        choices.all(|side| side == first).then_some(first)
+    }
+
+    fn choice_at(&self, path: &TreePath) -> Option<Side> {
         let longest = |chosen: &[TreePath]| {
-            let at = chosen.iter().filter(|at| paths.iter().any(|path| path.starts_with(at)));
+            let at = chosen.iter().filter(|at| path.starts_with(at));
             at.map(|at| at.as_bytes().len() + 1).max().unwrap_or(0)
         };
         match (longest(&self.ours), longest(&self.theirs)) {

@@ -4,9 +4,10 @@
 use std::collections::BTreeSet;
 
 use proptest::prelude::*;
+use proptest::test_runner::TestCaseError;
 
 use super::model::{self, Snap};
-use super::{Program, World, check, name, path};
+use super::{Program, World, check, name, path, three};
 use crate::fs::State;
 use crate::timeline::merge::{Glob, Rules, with_plan};
 use crate::types::{FileKind, TreePath};
@@ -168,6 +169,39 @@ fn renames_and_moves_that_exclude_each_other_stay() {
     assert!(!merged.beside.is_empty());
 }
 
+/// Our head adds a file in a directory, which the other head replaces by a directory in which our
+/// head also changed a file.
+#[test]
+fn a_directory_that_was_moved_onto_a_conflicting_name_stays() {
+    let world = World::new();
+    let ops = [vec![(5, 0, 7, 8)], vec![(5, 0, 10, 0), (3, 13, 0, 0)], vec![(6, 22, 31, 3)]];
+    let (base, ours, theirs) = three(&world, &ops);
+    nothing_is_lost(&world, [&base, &ours, &theirs]).unwrap();
+    let merged = merge(&world, (&base, &ours, &theirs), &rules());
+    assert_eq!(merged.beside, ["b/l1~try"]);
+    assert_eq!(read(&merged.state, "a/s/g").unwrap(), "\0\0");
+    assert!(read(&merged.state, "b/l1~try/s/g").is_some());
+    assert!(merged.state.resolve(&path("b/l1/n1")).unwrap().ino().is_some());
+}
+
+#[test]
+fn an_edited_file_of_which_each_side_removed_another_name_stays() {
+    let ours: Run = |p| {
+        p.write(&path("l1"), b"ours\n", false);
+        p.remove(&path("b/l2"));
+    };
+    let theirs: Run = |p| {
+        p.write(&path("l1"), b"theirs\n", false);
+        p.remove(&path("l1"));
+    };
+    let merged = run(ours, theirs, &rules());
+    assert_eq!((merged.marked, merged.beside), (vec!["l1".to_owned()], vec!["l1~try".to_owned()]));
+    let text = read(&merged.state, "l1").unwrap();
+    assert!(text.contains("\nours\n=======\n"), "{text}");
+    assert_eq!(read(&merged.state, "l1~try").unwrap(), "theirs\n");
+    assert_eq!(read(&merged.state, "b/l2"), None);
+}
+
 #[test]
 fn a_file_that_took_the_name_of_a_conflicting_one_stays() {
     let ours: Run = |p| p.write(&path("n"), b"\0ours\n", false);
@@ -176,10 +210,26 @@ fn a_file_that_took_the_name_of_a_conflicting_one_stays() {
         p.link(&path("b/l2"), &path("n"));
     };
     let merged = run(ours, theirs, &rules());
-    assert_eq!(merged.beside, ["l1~try", "n~try"]);
+    assert_eq!(merged.beside, ["n~try"]);
     assert_eq!(read(&merged.state, "n").unwrap(), "\0ours\n");
-    assert_eq!(read(&merged.state, "l1~try").unwrap(), "edited\n");
+    assert_eq!(read(&merged.state, "l1").unwrap(), "edited\n");
     assert_eq!(read(&merged.state, "n~try"), read(&merged.state, "b/l2"));
+}
+
+/// Both heads renamed `k`, ours onto a file that the other head edited.
+#[test]
+fn an_edited_file_that_a_conflicting_rename_replaced_stays() {
+    let ours: Run = |p| {
+        p.remove(&path("a/f"));
+        p.rename(&path("k"), &path("a/f"));
+    };
+    let theirs: Run = |p| {
+        p.rename(&path("k"), &path("s"));
+        p.write(&path("a/f"), b"edited\n", false);
+    };
+    let merged = run(ours, theirs, &rules());
+    assert_eq!(merged.beside, ["a/f~try", "k~try"]);
+    assert_eq!(read(&merged.state, "a/f~try").unwrap(), "edited\n");
 }
 
 #[test]
@@ -254,25 +304,28 @@ fn lines(snap: &Snap) -> BTreeSet<Vec<u8>> {
     files.flat_map(|thing| thing.data.split(|b| *b == b'\n').map(<[u8]>::to_vec)).collect()
 }
 
+/// Checks a merge with markers of three trees.
+fn nothing_is_lost(world: &World, [base, ours, theirs]: [&State; 3]) -> Result<(), TestCaseError> {
+    let merged = merge(world, (base, ours, theirs), &rules());
+    let snaps = [base, ours, theirs].map(Snap::of);
+    let shown = Snap::of(&merged.state);
+    let expected = model::merge(&snaps[0], &snaps[1], &snaps[2]);
+    if let Some(expected) = expected {
+        prop_assert_eq!(shown.paths(), expected.paths());
+        prop_assert_eq!(merged.beside.len() + merged.marked.len(), 0);
+        return Ok(());
+    }
+    prop_assert!(!merged.beside.is_empty() || !merged.marked.is_empty());
+    let there = lines(&shown);
+    for side in &snaps[1..] {
+        for line in new_lines(&snaps[0], side) {
+            prop_assert!(there.contains(&line), "{:?}", String::from_utf8_lossy(&line));
+        }
+    }
+    Ok(())
+}
+
 #[test]
 fn nothing_that_either_side_wrote_is_lost() {
-    check(|world, [base, ours, theirs]| {
-        let merged = merge(world, (base, ours, theirs), &rules());
-        let snaps = [base, ours, theirs].map(Snap::of);
-        let shown = Snap::of(&merged.state);
-        let expected = model::merge(&snaps[0], &snaps[1], &snaps[2]);
-        if let Some(expected) = expected {
-            prop_assert_eq!(shown.paths(), expected.paths());
-            prop_assert_eq!(merged.beside.len() + merged.marked.len(), 0);
-            return Ok(());
-        }
-        prop_assert!(!merged.beside.is_empty() || !merged.marked.is_empty());
-        let there = lines(&shown);
-        for side in &snaps[1..] {
-            for line in new_lines(&snaps[0], side) {
-                prop_assert!(there.contains(&line), "{:?}", String::from_utf8_lossy(&line));
-            }
-        }
-        Ok(())
-    });
+    check(nothing_is_lost);
 }

@@ -174,6 +174,12 @@ pub(super) fn merge(base: &Snap, ours: &Snap, theirs: &Snap) -> Option<Snap> {
         if both_left && arrived(&o) != arrived(&t) {
             return None;
         }
+        // Each head removed other names of an edited file.
+        let is_lost = !b.is_empty() && !merged.names.values().any(|of| of == ino);
+        let edited = is_edited(base, &ours, *ino) || is_edited(base, &theirs, *ino);
+        if is_lost && edited && !o.is_empty() && !t.is_empty() {
+            return None;
+        }
         let gone = |snap: &Snap| !snap.nodes.contains_key(ino);
         if gone(&ours) && !gone(&theirs) && is_edited(base, &theirs, *ino)
             || gone(&theirs) && !gone(&ours) && is_edited(base, &ours, *ino)

@@ -114,6 +114,124 @@ fn each_head_can_be_chosen_for_a_path() {
     assert_eq!(conflicts[0].theirs, Did::Removed);
 }
 
+/// `l1` and `b/l2` are names of one file.
+#[test]
+fn an_edited_file_of_which_each_head_removed_another_name_conflicts() {
+    let edit = |p: &Program<'_>, text: &str| p.write(&path("l1"), text.as_bytes(), false);
+    type Edits = [Option<&'static str>; 2];
+    let cases: [(Edits, &[&str]); 4] = [
+        ([None, None], &[]),
+        ([Some("ours\n"), None], &["l1"]),
+        ([None, Some("theirs\n")], &["b/l2"]),
+        ([Some("ours\n"), Some("theirs\n")], &["b/l2", "l1"]),
+    ];
+    for (edits, expected) in cases {
+        let run = |rules: &Rules| {
+            merge(
+                nothing,
+                |p| {
+                    edits[0].iter().for_each(|text| edit(p, text));
+                    p.remove(&path("b/l2"));
+                },
+                |p| {
+                    edits[1].iter().for_each(|text| edit(p, text));
+                    p.remove(&path("l1"));
+                },
+                rules,
+            )
+        };
+        let (_world, merged) = run(&Rules::default());
+        let Err(conflicts) = merged else {
+            let merged = merged.unwrap();
+            assert_eq!(expected, &[] as &[&str]);
+            assert_eq!((read(&merged, "l1"), read(&merged, "b/l2")), (None, None));
+            continue;
+        };
+        let paths: Vec<String> = conflicts.iter().map(|c| c.path.to_string()).collect();
+        assert_eq!(paths, expected);
+        for conflict in conflicts {
+            let (editor, remover) = match conflict.path == path("l1") {
+                true => (conflict.ours, conflict.theirs),
+                false => (conflict.theirs, conflict.ours),
+            };
+            assert!(matches!(editor, Did::Changed(diff) if diff.content));
+            assert_eq!(remover, Did::Removed);
+        }
+        // A choice for any of its names decides for the file.
+        for name in ["l1", "b/l2"] {
+            let (_world, merged) = run(&Rules { ours: vec![path(name)], ..Rules::default() });
+            let merged = merged.unwrap();
+            let text = edits[0].or(edits[1]);
+            assert_eq!((read(&merged, "l1").as_deref(), read(&merged, "b/l2")), (text, None));
+        }
+    }
+}
+
+/// `l1` and `b/l2` are names of one file.
+#[test]
+fn a_choice_for_one_name_decides_for_the_file() {
+    let edit =
+        |text: &'static str| move |p: &Program<'_>| p.write(&path("l1"), text.as_bytes(), false);
+    let both = |state: &State| [read(state, "l1"), read(state, "b/l2")].map(Option::unwrap);
+    for name in ["l1", "b/l2", "b"] {
+        let rules = Rules { theirs: vec![path(name)], ..Rules::default() };
+        let (_world, merged) = merge(nothing, edit("ours\n"), edit("theirs\n"), &rules);
+        assert_eq!(both(&merged.unwrap()), ["theirs\n", "theirs\n"]);
+    }
+    // The caller wrote the name, and 'b' stands for whatever is in it.
+    let rules = Rules { theirs: vec![path("l1")], ours: vec![path("b")], ..Rules::default() };
+    let (_world, merged) = merge(nothing, edit("ours\n"), edit("theirs\n"), &rules);
+    assert_eq!(both(&merged.unwrap()), ["theirs\n", "theirs\n"]);
+    let rules = Rules { theirs: vec![path("l1")], ours: vec![path("b/l2")], ..Rules::default() };
+    let (_world, merged) = merge(nothing, edit("ours\n"), edit("theirs\n"), &rules);
+    assert_eq!(merged.err().unwrap().len(), 1, "the choices contradict each other");
+    // A file that one head removed gets all its names back.
+    let remove = |p: &Program<'_>| {
+        p.remove(&path("l1"));
+        p.remove(&path("b/l2"));
+    };
+    let rules = Rules { theirs: vec![path("l1")], ..Rules::default() };
+    let (_world, merged) = merge(nothing, remove, edit("theirs\n"), &rules);
+    assert_eq!(both(&merged.unwrap()), ["theirs\n", "theirs\n"]);
+}
+
+/// `l1` and `b/l2` are names of one file.
+#[test]
+fn a_choice_for_a_name_leaves_other_names_of_the_displaced_file() {
+    let ours = |p: &Program<'_>| p.write(&path("n"), b"ours\n", false);
+    let theirs = |p: &Program<'_>| {
+        p.write(&path("l1"), b"new\n", true);
+        p.link(&path("b/l2"), &path("n"));
+    };
+    let rules = Rules { ours: vec![path("n")], ..Rules::default() };
+    let (_world, merged) = merge(nothing, ours, theirs, &rules);
+    let merged = merged.unwrap();
+    assert_eq!(read(&merged, "n").as_deref(), Some("ours\n"));
+    assert_eq!(read(&merged, "l1").as_deref(), Some("new\n"));
+    assert_eq!(read(&merged, "b/l2").as_deref(), Some(TEXT));
+}
+
+#[test]
+fn a_choice_for_a_renamed_file_does_not_decide_about_an_edit_of_another_one() {
+    let ours = |p: &Program<'_>| {
+        p.remove(&path("a/f"));
+        p.rename(&path("k"), &path("a/f"));
+    };
+    let theirs = |p: &Program<'_>| {
+        p.rename(&path("k"), &path("s"));
+        p.write(&path("a/f"), b"edited\n", false);
+    };
+    let rules = |ours: &[&str]| Rules {
+        ours: ours.iter().map(|at| path(at)).collect(),
+        ..Rules::default()
+    };
+    let (_world, merged) = merge(nothing, ours, theirs, &rules(&["k"]));
+    let conflicts = merged.err().unwrap();
+    assert_eq!((conflicts.len(), &conflicts[0].path), (1, &path("a/f")));
+    let (_world, merged) = merge(nothing, ours, theirs, &rules(&["k", "a/f"]));
+    assert!(merged.unwrap().resolve(&path("s")).unwrap().ino().is_none());
+}
+
 #[test]
 fn equal_additions_do_not_conflict_and_others_do() {
     let add = |text: &'static str| {

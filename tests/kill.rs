@@ -37,9 +37,11 @@ mod world;
 mod writer;
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use harness::Live;
+use nix::mount::{MntFlags, umount2};
 use nix::sys::signal::{Signal, kill};
 use world::World;
 
@@ -158,6 +160,49 @@ fn a_daemon_killed_during_an_invalidation_leaves_no_thread_and_no_hanging_mount(
         live.mount();
         assert!(live.exists("d/f1500"));
     }
+}
+
+/// While a mount begins, the daemon asks for its space once. If the daemon is killed in that
+/// moment, its main thread waits for an answer that never comes, and keeps the connection open.
+#[test]
+fn a_daemon_killed_while_its_mount_begins_leaves_no_hanging_mount() {
+    let mut live = Live::new("echo base > f");
+    live.umount();
+    let mut hits = 0;
+    for _ in 0..100 {
+        let mut child = Command::new(env!("CARGO_BIN_EXE_jailfs"))
+            .args(["mount", "-f"])
+            .args([&live.base, &live.mnt])
+            .arg("--store")
+            .arg(&live.store)
+            .current_dir("/")
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let wchan = format!("/proc/{}/wchan", child.id());
+        let until = Instant::now() + Duration::from_millis(300);
+        let mut is_asking = false;
+        while !is_asking && Instant::now() < until {
+            is_asking = std::fs::read_to_string(&wchan).unwrap().starts_with("request_wait");
+        }
+        child.kill().unwrap();
+        let until = Instant::now() + Duration::from_secs(20);
+        while child.try_wait().unwrap().is_none() {
+            if Instant::now() >= until {
+                // A forced unmount aborts the connection.
+                let aborted = umount2(&live.mnt, MntFlags::MNT_FORCE);
+                panic!("the killed daemon waits for its own mount; aborted: {aborted:?}");
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        hits += u32::from(is_asking);
+        if hits == 8 {
+            break;
+        }
+    }
+    assert!(hits > 0, "no kill hit the moment");
+    live.mount();
+    assert_eq!(live.sh("cat f"), "base\n");
 }
 
 /// Whether a daemon has a thread that waits for a lock in the kernel.

@@ -23,6 +23,8 @@ pub(super) struct ServedHead {
     unmounter: Unmounter,
     /// A request must not keep the mount.
     kernel: Weak<dyn Kernel>,
+    /// Whether the mount is in the mount namespace of this process.
+    is_here: bool,
     /// The sandbox while it is served. A request holds the lock while it runs, except a long one
     /// that changes nothing.
     sandbox: RwLock<Option<Arc<Sandbox>>>,
@@ -31,20 +33,19 @@ pub(super) struct ServedHead {
 }
 
 impl ServedHead {
-    /// Mounts the head of `sandbox` in this mount namespace, and has the kernel ask once.
+    /// Mounts the head of `sandbox` in this mount namespace.
     ///
     /// # Errors
-    /// `CannotMount`: the mount cannot be made or served.
+    /// `CannotMount`: the mount cannot be made.
     pub(super) fn mount(
         sandbox: Arc<Sandbox>,
         mount_point: &Path,
         choice: &Choice,
     ) -> Result<(ServedHead, Mounted)> {
         let options = choice.mount_options(sandbox.head_name());
-        let mount = |fs, store: &Path| {
-            fuse::mount(fs, mount_point, store, &options).and_then(have_it_answer)
-        };
-        ServedHead::start(sandbox, mount_point, choice, mount)
+        let mount = |fs, store: &Path| fuse::mount(fs, mount_point, store, &options);
+        let (head, mounted) = ServedHead::start(sandbox, mount_point, choice, mount)?;
+        Ok((ServedHead { is_here: true, ..head }, mounted))
     }
 
     /// Serves the head of `sandbox` in a mount that was made for it in another mount namespace.
@@ -86,6 +87,7 @@ impl ServedHead {
             choice: choice.clone(),
             unmounter: mounted.unmounter(),
             kernel: Arc::downgrade(&mounted.kernel()),
+            is_here: false,
             sandbox: RwLock::new(Some(sandbox)),
             waiting: Arc::default(),
         };
@@ -157,24 +159,28 @@ impl ServedHead {
     pub(super) fn close(&self) -> Option<Arc<Sandbox>> {
         self.sandbox.write().take()
     }
-}
 
-/// Has the kernel ask once. The session starts the thread that answers by itself, and ends if the
-/// host refuses it one.
-///
-/// # Errors
-/// Why the session ended.
-fn have_it_answer(mounted: Mounted) -> Result<Mounted> {
-    let point = mounted.mount_point().to_owned();
-    let Err(errno @ (Errno::ENOTCONN | Errno::ECONNABORTED)) = statvfs(&point) else {
-        return Ok(mounted);
-    };
-    let unmounter = mounted.unmounter();
-    let ended = mounted.wait();
-    if let Err(error) = unmounter.unmount(true) {
-        log::warn!("{error}");
+    /// Has the kernel ask once. The session starts the thread that answers by itself, and ends if
+    /// the host refuses it one. This thread waits for the answer, and no signal ends that wait. So
+    /// the guard must watch the mount already.
+    ///
+    /// # Errors
+    /// Why the session ended. The head is closed then.
+    pub(super) fn have_it_answer(&self, mounted: Mounted) -> Result<Mounted> {
+        let point = mounted.mount_point().to_owned();
+        let answer = if self.is_here { statvfs(&point).map(drop) } else { Ok(()) };
+        let Err(errno @ (Errno::ENOTCONN | Errno::ECONNABORTED)) = answer else {
+            return Ok(mounted);
+        };
+        let ended = mounted.wait();
+        if let Err(error) = self.unmounter.unmount(true) {
+            log::warn!("{error}");
+        }
+        if let Some(sandbox) = self.close() {
+            sandbox.set_unmounted();
+        }
+        let attempt = || format!("serve '{}'", point.display());
+        let error = ended.err().unwrap_or_else(|| Error::io(attempt(), &errno.into()));
+        Err(error.kind(Kind::CannotMount).hint("see 'ulimit -u' and 'ulimit -v'"))
     }
-    let attempt = || format!("serve '{}'", point.display());
-    let error = ended.err().unwrap_or_else(|| Error::io(attempt(), &errno.into()));
-    Err(error.kind(Kind::CannotMount).hint("see 'ulimit -u' and 'ulimit -v'"))
 }

@@ -96,6 +96,7 @@ impl Heads {
         let (head, mounted) = mount()?;
         let head = Arc::new(head);
         let guarded = self.have_guarded(&mounted);
+        let mounted = head.have_it_answer(mounted).inspect_err(|_| self.end_guard(guarded))?;
         taken.set(Arc::clone(&head));
         let (heads, served) = (Arc::clone(self), Arc::clone(&head));
         let wait = move || {
@@ -147,11 +148,16 @@ impl Heads {
         guard.as_mut()?.watch(abort).inspect_err(cannot_guard).ok()
     }
 
-    /// Closes a head whose mount has ended.
-    fn close(&self, head: &Arc<ServedHead>, guarded: Option<u64>) {
+    /// Tells the guard that a mount has ended.
+    fn end_guard(&self, guarded: Option<u64>) {
         if let (Some(guard), Some(number)) = (&*self.guard.lock(), guarded) {
             guard.forget(number);
         }
+    }
+
+    /// Closes a head whose mount has ended.
+    fn close(&self, head: &Arc<ServedHead>, guarded: Option<u64>) {
+        self.end_guard(guarded);
         let sandbox = head.close();
         if let Some(sandbox) = &sandbox {
             self.interrupt(sandbox);

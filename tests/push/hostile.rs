@@ -122,6 +122,7 @@ fn hostile_artifacts_are_refused_and_change_nothing() {
     let before = live.snapshot();
     let world = World { registry: Partner::start(None, None), live, before };
     streams(&world);
+    documents(&world);
     // The forger can also be honest: without a flaw, the artifact is pulled.
     let good = forge(&stream(|out| file(out, b"empty", 0)), 2);
     world.push(&good, &good.manifest());
@@ -196,4 +197,45 @@ fn streams(world: &World) {
         world.push(&forged, &forged.manifest());
         world.refuses(what, part);
     }
+}
+
+/// Manifests, blobs and packs with a flaw.
+fn documents(world: &World) {
+    let honest = || forge(&stream(|out| file(out, b"a", 0)), 2);
+    let good = honest();
+    let manifest = good.manifest();
+    let name = good.pack_name.to_string();
+    let pack_size = format!("\"size\":{}", good.pack.len());
+    for (what, part, from, to) in [
+        ("an image", "it is no checkpoint", "vnd.jailfs.checkpoint.v1", "vnd.oci.other"),
+        ("a tree of another name", "not the one", "\"vnd.jailfs.tree\":\"", "\"x\":\""),
+        ("an index of another name", "not the one", name.as_str(), &"0".repeat(64)),
+        ("a gigantic pack", "place of its index", &pack_size, "\"size\":1000000000000"),
+        ("entries that are no number", "number of entries", "\"2\"", "\"-2\""),
+    ] {
+        assert!(manifest.contains(from), "{what}");
+        world.push(&good, &manifest.replace(from, to));
+        let part = if what == "a tree of another name" { "malformed digest" } else { part };
+        world.refuses(what, part);
+    }
+    for at in [HEAD as usize, good.index.0 as usize - 1] {
+        let mut flipped = honest();
+        flipped.pack[at] ^= 1;
+        world.push(&flipped, &flipped.manifest());
+        world.refuses("a flipped bit in a frame", "not those that the index names");
+    }
+    let mut flipped = honest();
+    flipped.pack[good.index.0 as usize + 3] ^= 1;
+    world.push(&flipped, &flipped.manifest());
+    world.refuses("a flipped bit in an index", "its index is not the one");
+    let mut huge = honest();
+    huge.blob = b"jailfs-state  1\n".to_vec();
+    put_number(&mut huge.blob, 2);
+    put_number(&mut huge.blob, u64::MAX);
+    world.push(&huge, &huge.manifest());
+    world.refuses("a blob with endless chunks", "the number of chunks");
+    let mut other = honest();
+    other.blob = b"something else".to_vec();
+    world.push(&other, &other.manifest());
+    world.refuses("a blob of another form", "its end is missing");
 }

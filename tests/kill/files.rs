@@ -327,6 +327,29 @@ pub fn perform(root: &Path, op: &Op) -> io::Result<u64> {
     }
 }
 
+/// What the mount shows where an operation failed, and whether it still fails.
+pub fn describe(root: &Path, op: &Op) -> String {
+    let (Op::Create(path, _)
+    | Op::Write { path, .. }
+    | Op::Append { path, .. }
+    | Op::Truncate(path, _)
+    | Op::Remove(path)
+    | Op::Rename(path, _)
+    | Op::Mkdir(path)
+    | Op::Rmdir(path)
+    | Op::Link(path, _)
+    | Op::Symlink(path, _)
+    | Op::Chmod(path, _)
+    | Op::Attr(path, _)) = op;
+    let full = root.join(path);
+    let show = |path: &Path| match fs::symlink_metadata(path) {
+        Ok(about) => format!("inode {} with {} links", about.ino(), about.nlink()),
+        Err(error) => error.to_string(),
+    };
+    let (file, dir) = (show(&full), full.parent().map(show));
+    format!("there is {file} in {dir:?}; again: {:?}", perform(root, op))
+}
+
 fn whole(written: usize, wanted: usize) -> io::Result<()> {
     if written == wanted {
         Ok(())

@@ -185,7 +185,10 @@ impl Writer {
             self.begin(Op::File(op.clone()));
             match files::perform(dir, &op) {
                 Ok(ino) => self.acknowledge_file(ino),
-                Err(error) => return control.failed(format!("{}: {op:?}: {error}", self.name)),
+                Err(error) => {
+                    let now = files::describe(dir, &op);
+                    return control.failed(format!("{}: {op:?}: {error}; {now}", self.name));
+                }
             }
             if rng.one_in(60)
                 && let Err(error) = files::sync(dir, &op)

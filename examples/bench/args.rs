@@ -4,16 +4,19 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use crate::Res;
+use crate::disk::Disk;
 use crate::systems::System;
 
 const USAGE: &str = "usage: bench [OPTIONS]
   --against NAME,...   peers: native, overlayfs, fuse-overlayfs, fuse-overlayfs=PROGRAM,
-                       jailfs-writeback, jailfs-wake=off, jailfs-wake=latency,
-                       jailfs-wake=spin (all but the last three; jailfs always runs)
+                       jailfs-wake=off, jailfs-wake=latency, jailfs-wake=spin,
+                       jailfs-writeback, jailfs-no-allow: no link may lead to /usr
+                       (native, overlayfs, fuse-overlayfs, jailfs-wake=off; jailfs always runs)
   --only WORD,...      only groups and workloads whose name begins so: 'meta', 'data/sqlite'
   --rounds N           how often each is measured (3)
   --size small|full    how much of everything (full)
   --dir DIR            where to work (/var/tmp); a directory of its own is made there and removed
+  --disk loop|here     measure on a journaled ext4 in a file below DIR, or on DIR itself (loop)
   --json               one object per line
   --list               only names the workloads";
 
@@ -44,6 +47,8 @@ pub struct Size {
     /// Packages that npm installs, and modules that cargo compiles.
     pub packages: u64,
     pub modules: u64,
+    /// Bytes of the disk that the benchmark makes, at most.
+    pub disk: u64,
 }
 
 pub const FULL: Size = Size {
@@ -61,6 +66,7 @@ pub const FULL: Size = Size {
     checkpoints: 1_000,
     packages: 150,
     modules: 60,
+    disk: 48 << 30,
 };
 
 pub const SMALL: Size = Size {
@@ -78,6 +84,7 @@ pub const SMALL: Size = Size {
     checkpoints: 100,
     packages: 20,
     modules: 10,
+    disk: 12 << 30,
 };
 
 /// The command line.
@@ -87,6 +94,7 @@ pub struct Args {
     pub rounds: usize,
     pub size: Size,
     pub dir: PathBuf,
+    pub disk: Disk,
     pub json: bool,
     pub list: bool,
 }
@@ -94,7 +102,7 @@ pub struct Args {
 impl Args {
     pub fn parse(words: &[OsString]) -> Res<Args> {
         let mut args = Args {
-            systems: ["native", "overlayfs", "fuse-overlayfs", "jailfs", "jailfs-writeback"]
+            systems: ["native", "overlayfs", "fuse-overlayfs", "jailfs", "jailfs-wake=off"]
                 .iter()
                 .filter_map(|name| System::parse(name))
                 .collect(),
@@ -102,6 +110,7 @@ impl Args {
             rounds: 3,
             size: FULL,
             dir: PathBuf::from("/var/tmp"),
+            disk: Disk::Loop,
             json: false,
             list: false,
         };
@@ -132,6 +141,9 @@ impl Args {
                     }
                 }
                 "--dir" => args.dir = value()?.into(),
+                "--disk" => {
+                    args.disk = Disk::parse(value()?).ok_or("--disk is loop or here")?;
+                }
                 "--json" => args.json = true,
                 "--list" => args.list = true,
                 "--help" | "-h" => return Err(USAGE.into()),

@@ -10,7 +10,7 @@ pub fn load() -> String {
     text.split(' ').take(3).collect::<Vec<_>>().join(" ")
 }
 
-/// Kernel, processors and memory, in a line.
+/// Kernel, processors, memory, filesystem and the cost of waking a processor, in two lines.
 pub fn describe(dir: &Path) -> String {
     let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
     let kernel = read("/proc/sys/kernel/osrelease");
@@ -20,21 +20,46 @@ pub fn describe(dir: &Path) -> String {
     let memory = read("/proc/meminfo");
     let memory = memory.lines().find_map(|line| line.strip_prefix("MemTotal:")).unwrap_or_default();
     format!(
-        "Linux {}, {cpus} CPUs ({}), memory {}, {} on {}",
+        "Linux {}, {cpus} CPUs ({}), memory {}\n{} on {}; {}",
         kernel.trim(),
         model.trim_matches([':', '\t', ' ']),
         memory.trim(),
         dir.display(),
         filesystem(dir).unwrap_or_else(|| "an unknown filesystem".to_owned()),
+        polling(),
     )
 }
 
-/// The type of the filesystem that holds a directory.
+/// How an idle processor waits: the cpuidle driver, and for how many nanoseconds the guest and the
+/// host poll before it halts. It decides what a message between two processes costs.
+fn polling() -> String {
+    let read = |path: &str| {
+        let text = std::fs::read_to_string(path).unwrap_or_default();
+        if text.is_empty() { "unknown".to_owned() } else { text.trim().to_owned() }
+    };
+    format!(
+        "cpuidle driver {}, guest_halt_poll_ns {}, halt_poll_ns of KVM {}",
+        read("/sys/devices/system/cpu/cpuidle/current_driver"),
+        read("/sys/module/haltpoll/parameters/guest_halt_poll_ns"),
+        read("/sys/module/kvm/parameters/halt_poll_ns"),
+    )
+}
+
+/// The type and the mount options of the filesystem that holds a directory, and whether an ext4 has
+/// a journal.
 fn filesystem(dir: &Path) -> Option<String> {
     let mounts = std::fs::read_to_string("/proc/self/mounts").ok()?;
     let at = |line: &str| {
-        let mut words = line.split(' ').skip(1);
-        Some((words.next()?.to_owned(), words.next()?.to_owned()))
+        let words: Vec<&str> = line.split(' ').collect();
+        let [device, point, kind, options, ..] = words.as_slice() else { return None };
+        let journal = match (*kind, device.strip_prefix("/dev/")) {
+            ("ext4", Some(name)) if Path::new(&format!("/proc/fs/jbd2/{name}-8")).exists() => {
+                " with a journal"
+            }
+            ("ext4", _) => " without a journal of its own",
+            _ => "",
+        };
+        Some(((*point).to_owned(), format!("{kind}{journal} ({options})")))
     };
     let mounts = mounts.lines().filter_map(at).filter(|(point, _)| dir.starts_with(point));
     mounts.max_by_key(|(point, _)| point.len()).map(|(_, kind)| kind)

@@ -3,7 +3,7 @@
 //!
 //! ```sh
 //! cargo run --release --example bench -- [--against NAME,...] [--only WORD,...]
-//!     [--rounds N] [--size small|full] [--dir DIR] [--json] [--list]
+//!     [--rounds N] [--size small|full] [--dir DIR] [--disk loop|here] [--json] [--list]
 //! ```
 //!
 //! It needs root and a plain Debian machine, installs nothing, and skips nothing silently: it names
@@ -12,6 +12,7 @@
 //!
 //! * `supervise` makes a directory and a process that is the first of its own pid namespace
 //!   ([`place`]): when it ends, the kernel ends every process that it started, and all mounts.
+//! * [`disk`] makes the filesystem that all systems work on.
 //! * [`systems`] mounts a base in one of the ways; [`serve`] is the daemon of jailfs, in a process
 //!   of its own, so that its CPU time and memory can be measured. It counts the kernel's messages.
 //! * [`material`] makes bases, once; the workloads in [`workloads`] run real programs on them and
@@ -22,6 +23,7 @@
 #![expect(clippy::disallowed_methods, reason = "works in directories of its own")]
 
 mod args;
+mod disk;
 mod machine;
 mod material;
 mod place;

@@ -73,5 +73,6 @@ pub fn inner(words: &[OsString]) -> Res<ExitCode> {
     mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none)?;
     // Mount /proc anew, so that it shows the processes of this namespace.
     mount(Some("proc"), "/proc", Some("proc"), MsFlags::empty(), none)?;
-    runner::run(&args, &PathBuf::from(dir))
+    let dir = args.disk.make(&PathBuf::from(dir), args.size)?;
+    runner::run(&args, &dir)
 }

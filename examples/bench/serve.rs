@@ -3,7 +3,7 @@
 //! not include the start of a command.
 //!
 //! ```text
-//! bench __serve BASE MNT STORE [writeback] [wake=HOW] [allow=PREFIX]...
+//! bench __serve BASE MNT STORE [writeback] [wake=HOW] [no-allow] [allow=PREFIX]...
 //!   -> ready
 //! counters        -> NAME=N NAME=N ...
 //! checkpoint      -> the id
@@ -31,6 +31,8 @@ use crate::programs;
 
 /// The verb of the daemon.
 pub const VERB: &str = "__serve";
+/// The option with which no link may lead out of the mount, not even to programs.
+pub const NO_ALLOW: &str = "no-allow";
 
 /// The daemon.
 pub fn main(words: &[OsString]) -> Res<()> {
@@ -123,7 +125,9 @@ impl Daemon {
     ) -> Res<Daemon> {
         let mut command = Command::new(std::env::current_exe()?);
         command.arg(VERB).args([base, mount_point, store]).args(option);
-        command.args(programs::prefixes().iter().map(|prefix| format!("allow={prefix}")));
+        if option != Some(NO_ALLOW) {
+            command.args(programs::prefixes().iter().map(|prefix| format!("allow={prefix}")));
+        }
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
         let input = child.stdin.take();
         let output = BufReader::new(child.stdout.take().ok_or("a daemon without output")?);

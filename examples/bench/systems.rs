@@ -9,13 +9,13 @@ use nix::mount::{MntFlags, MsFlags, mount, umount, umount2};
 
 use crate::Res;
 use crate::machine::{self, Usage};
-use crate::serve::Daemon;
+use crate::serve::{self, Daemon};
 
 /// The time limit for a mount to appear, and for a busy one to become free.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// The options of jailfs that can be measured.
-const OPTIONS: [&str; 4] = ["writeback", "wake=off", "wake=latency", "wake=spin"];
+const OPTIONS: [&str; 5] = ["writeback", "wake=off", "wake=latency", "wake=spin", serve::NO_ALLOW];
 
 /// A system. They take turns in this order.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -31,6 +31,15 @@ pub fn all() -> Vec<Workload> {
         .mutates(),
         Workload::new(
             "build",
+            "venv-copies",
+            "python3 -m venv --copies: no link leads to the interpreter",
+            Materials::empty,
+            venv_copies,
+        )
+        .needs(&["venv"])
+        .mutates(),
+        Workload::new(
+            "build",
             "npm",
             "npm install of local archives, offline",
             Materials::node_app,
@@ -64,6 +73,11 @@ fn cargo(run: &mut Run) -> Res<()> {
 fn venv(run: &mut Run) -> Res<()> {
     let root = run.root();
     run.command("create", 1, &mut program("python3", &["-m", "venv", "venv"], &root))
+}
+
+fn venv_copies(run: &mut Run) -> Res<()> {
+    let root = run.root();
+    run.command("create", 1, &mut program("python3", &["-m", "venv", "--copies", "venv"], &root))
 }
 
 fn npm(run: &mut Run) -> Res<()> {

@@ -86,6 +86,9 @@ fn changed(run: &mut Run, which: usize) -> Res<()> {
     run.timed("write-again", files, |_| write_files(&root, files, 2))?;
     run.timed("fsync", files, |_| Ok(std::fs::File::open(root.join("d0/f0"))?.sync_all()?))?;
     run.timed("checkpoint", files, |run| run.ask("checkpoint").map(drop))?;
+    // The same as a command, with the start of its process.
+    let mut make = program("mkdir", &[".jailfs/checkpoints/by-command"], &root);
+    run.command("checkpoint-command", files, &mut make)?;
     run.timed("restore", files, |run| run.ask(&format!("restore {id}")).map(drop))?;
     let seen = std::fs::read(root.join("d0/f0"))?;
     if seen != [1; 100] {

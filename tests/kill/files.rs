@@ -327,7 +327,7 @@ pub fn perform(root: &Path, op: &Op) -> io::Result<u64> {
     }
 }
 
-/// What the mount shows where an operation failed, and whether it still fails.
+/// Describes the file of an operation that failed, and does the operation again.
 pub fn describe(root: &Path, op: &Op) -> String {
     let (Op::Create(path, _)
     | Op::Write { path, .. }

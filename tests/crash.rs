@@ -215,24 +215,24 @@ fn an_interrupted_gc_that_drops_checkpoints_loses_no_other() {
     at_every_step(&["gc", "--operations", "0", "--keep", "1"]);
 }
 
-/// The same store, with its layers in packs and their content gathered.
-fn packed() -> Live {
+/// The same store, with its layers in the archive.
+fn archived() -> Live {
     let live = prepared();
     let sandbox = Sandbox::open(&live.store).unwrap();
     sandbox.compact().unwrap();
     drop(sandbox);
-    assert!(live.store.join("packs").exists());
+    assert!(live.store.join("archive/root").exists());
     live
 }
 
 #[test]
-fn an_interrupted_drop_of_a_packed_checkpoint_was_done_or_not() {
-    at_every_step_of(&packed(), &["drop", "c1"]);
+fn an_interrupted_drop_of_an_archived_checkpoint_was_done_or_not() {
+    at_every_step_of(&archived(), &["drop", "c1"]);
 }
 
 #[test]
-fn an_interrupted_gc_over_packs_loses_nothing() {
-    at_every_step_of(&packed(), &["gc", "--operations", "0", "--keep", "1"]);
+fn an_interrupted_gc_over_the_archive_loses_nothing() {
+    at_every_step_of(&archived(), &["gc", "--operations", "0", "--keep", "1"]);
 }
 
 /// A store with files of every kind.
@@ -386,7 +386,7 @@ fn a_flipped_bit_is_reported_or_harmless() {
     let before = states(&live.store);
     let files = shell(
         &live.store,
-        "find layers packs heads heads.log identities base format -type f -size +0",
+        "find layers archive heads heads.log identities base format -type f -size +0",
     );
     let every: usize =
         std::env::var("JAILFS_FLIP_STRIDE").map_or(131, |stride| stride.parse().unwrap());

@@ -27,7 +27,7 @@ use jailfs::sandbox::{Sandbox, StoreOptions};
 
 /// The released formats. The last is the one that this program writes.
 const FORMATS: [u32; 1] = [1];
-/// Enough checkpoints for their records to be packed.
+/// Enough checkpoints to be archived.
 const MANY: u32 = 40;
 
 fn fixtures() -> PathBuf {
@@ -43,8 +43,8 @@ const LIST: &str = "LC_ALL=C; export LC_ALL
 /// The checkpoints of a mounted store of a format, and its present tree, as one text.
 fn all_states(live: &Live) -> String {
     let mut all = format!("== @\n{}", live.sh(LIST));
-    let of_packs = ["small-1", "small-20", "small-39"];
-    for name in ["one", "two", "three", "four", "other@"].into_iter().chain(of_packs) {
+    let archived = ["small-1", "small-20", "small-39"];
+    for name in ["one", "two", "three", "four", "other@"].into_iter().chain(archived) {
         live.restore(name);
         all += &format!("== {name}\n{}", live.sh(LIST));
     }

@@ -359,10 +359,10 @@ fn failed_housekeeping_changes_no_state() {
 }
 
 #[test]
-fn a_failed_gc_over_packs_loses_no_other_checkpoint() {
+fn a_failed_gc_over_the_archive_loses_no_other_checkpoint() {
     at_every_call(&Operation {
         writes_base: false,
-        begin: Place::packed,
+        begin: Place::archived,
         acts: &[|sandbox| gc(sandbox, Some(2)), Sandbox::compact],
     });
 }

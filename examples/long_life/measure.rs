@@ -117,7 +117,7 @@ impl Figures {
             figures.journals += size(&layer.path().join("journal"));
             figures.indexes += size(&layer.path().join("index"));
         }
-        for pack in fs::read_dir(store.join("packs")).into_iter().flatten().flatten() {
+        for pack in fs::read_dir(store.join("archive")).into_iter().flatten().flatten() {
             figures.packs.0 += 1;
             figures.packs.1 += size(&pack.path());
         }

@@ -166,7 +166,7 @@ fn compaction_loop(
     }
 }
 
-/// Stores equal content once and packs small layers, slowly while the mount is in use.
+/// Stores equal content once and archives cold layers, slowly while the mount is in use.
 fn dedup_loop(common: &Common, signals: &Signals) {
     if let Err(error) = sys::process::set_nice(NICE) {
         log::debug!("lower the priority of the deduplication thread: {error}");
@@ -176,8 +176,8 @@ fn dedup_loop(common: &Common, signals: &Signals) {
         if let Err(error) = common.dedup(&go) {
             log::warn!("deduplicate content: {error}");
         }
-        if let Err(error) = common.pack(Effort::WhereItPays, &go) {
-            log::warn!("pack older layers: {error}");
+        if let Err(error) = common.archive_cold(Effort::WhereItPays, &go) {
+            log::warn!("archive older layers: {error}");
         }
         // This work, and the compaction before it, loaded old states into memory.
         if sys::memory::trim() {

@@ -9,7 +9,6 @@ use crate::sandbox::{
     Checked, Checkpoint, Collected, Info, KeepPolicy, LayerSpace, Protected, Rev, Sandbox,
     Savepoint,
 };
-use crate::store::record::LayerKind;
 use crate::timeline::gc::Keep;
 use crate::timeline::{Due, Effort, fsck, gc};
 
@@ -42,7 +41,7 @@ impl Sandbox {
         self.timeline.shorten_journal(Effort::Everything)?;
         self.timeline.compact(Effort::Everything)?;
         self.timeline.dedup(&|| true)?;
-        self.timeline.pack(Effort::Everything, &|| true)
+        self.timeline.archive_cold(Effort::Everything, &|| true)
     }
 
     /// Sets whether equal content is stored only once. It is on by default.
@@ -96,13 +95,11 @@ impl Sandbox {
         for info in store.catalog() {
             let layer = info.header.layer;
             let Some((own, shared)) = store.content_space(layer)? else { continue };
-            // A gathered layer holds the content of other layers, and is counted with those.
-            let logical = if info.header.kind == LayerKind::Gathered { 0 } else { own + shared };
             layers.push(LayerSpace {
                 layer,
                 name: info.seal.as_ref().and_then(|seal| seal.name.clone()),
                 open: info.seal.is_none(),
-                logical,
+                logical: own + shared,
                 stored: store.layer_usage(layer),
                 shared,
             });

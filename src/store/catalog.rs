@@ -6,8 +6,6 @@ use std::sync::Arc;
 use crate::error::{Attempt, Result};
 use crate::store::Store;
 use crate::store::content::Content;
-use crate::store::content::cells::Cells;
-use crate::store::content::checksums::Checksums;
 use crate::store::io::disk;
 use crate::store::io::lru_cache::LruCache;
 use crate::store::layer::info::Sidecars;
@@ -28,17 +26,8 @@ pub(in crate::store) struct State {
     pub remap_targets: Option<BTreeSet<LayerId>>,
     /// Layers of which it is unknown whether the old or the new remap is on disk.
     pub uncertain_remaps: BTreeSet<LayerId>,
-    /// Sources of gathered layers. Readers with earlier remaps may still open their pools.
-    pub retiring: BTreeMap<LayerId, RetiringPool>,
     /// The number of the next new layer.
     pub next_layer: u32,
-}
-
-/// How a pool is stored whose content was gathered. No file says it any more, but readers with an
-/// earlier remap still need it.
-pub(in crate::store) struct RetiringPool {
-    pub checksums: Arc<Checksums>,
-    pub cells: Option<Arc<Cells>>,
 }
 
 impl State {
@@ -49,7 +38,6 @@ impl State {
             contents: LruCache::new(OPEN_POOLS),
             remap_targets: None,
             uncertain_remaps: BTreeSet::new(),
-            retiring: BTreeMap::new(),
             next_layer,
         }
     }
@@ -138,8 +126,8 @@ impl Store {
     /// # Errors
     /// As fdatasync(2).
     pub fn sync_layer(&self, layer: LayerId) -> Result<()> {
-        // A layer was synced before it went into a pack.
-        if !self.durable || self.layers.packs.has(layer) {
+        // A layer was synced before it went into the archive.
+        if !self.durable || self.layers.archived.has(layer) {
             return Ok(());
         }
         let dir = self.layers.dir_of(layer)?;

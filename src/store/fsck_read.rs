@@ -6,9 +6,9 @@ use std::fs::File;
 use std::path::Path;
 
 use crate::error::{Attempt, Error, Result};
-use crate::store::content::cells::Cells;
 use crate::store::content::checksums;
 use crate::store::content::checksums::Checksums;
+use crate::store::content::pool::BLOCK;
 use crate::store::content::remap::Remap;
 use crate::store::edits_log;
 use crate::store::edits_log::Recorded;
@@ -28,6 +28,14 @@ use crate::store::placement;
 use crate::store::record::{HeadRecord, IdentityRecord, OpRecord};
 use crate::store::volatile;
 use crate::types::{ByteRange, LayerId};
+
+/// The outcome of [`Inspect::verify`].
+pub struct Verified {
+    /// The blocks and pieces of chunks that are not what they were.
+    pub damaged: Vec<ByteRange>,
+    /// The bytes that have no checksum.
+    pub without_sum: u64,
+}
 
 /// A store that is being checked.
 pub struct Inspect {
@@ -49,7 +57,7 @@ impl Inspect {
         check_format(&dir)?;
         let ledger = ledger::read(&dir)?.map(|found| found.known);
         let trust = heads::read_trust(&dir)?;
-        let layers = Layers::open(&dir, &mut |_| ())?;
+        let layers = Layers::open(&dir, false, &mut |_| ())?;
         read_base(&dir)?;
         Ok(Inspect { layers, ledger, dir, trust })
     }
@@ -68,15 +76,15 @@ impl Inspect {
     /// As readdir(3).
     pub fn layers(&self) -> Result<Vec<LayerId>> {
         let mut ids = self.layers.directories()?;
-        ids.extend(self.layers.packs.layers());
+        ids.extend(self.layers.archived.layers());
         ids.sort_unstable();
         ids.dedup();
         Ok(ids)
     }
 
-    /// Takes the errors of damaged packs, with file and offset.
-    pub fn damaged_packs(&mut self) -> Vec<Error> {
-        std::mem::take(self.layers.packs.damaged())
+    /// Takes the errors of a damaged archive, with file and offset.
+    pub fn damage_of_archive(&mut self) -> Vec<Error> {
+        std::mem::take(self.layers.archived.damaged())
     }
 
     /// The journal of a layer.
@@ -112,7 +120,7 @@ impl Inspect {
     /// Damage, with file and offset.
     pub fn sums(&self, layer: LayerId) -> Result<Option<Checksums>> {
         let sidecars = self.layers.sidecars(layer)?;
-        let has_sums = sidecars.summed && sidecars.hole.is_none();
+        let has_sums = sidecars.summed && sidecars.archived.is_none();
         has_sums.then(|| placement::read_checksums(&self.layers, layer)).transpose()
     }
 
@@ -124,12 +132,12 @@ impl Inspect {
         placement::read_remap(&self.layers, layer)
     }
 
-    /// The pool of a layer, if it has one, and the end of its addresses.
+    /// The pool of a layer, if it is not in the archive, and the end of its addresses.
     ///
     /// # Errors
-    /// As open(2), and damage of a pack.
+    /// As open(2), and damage of the archive.
     pub fn pool(&self, layer: LayerId) -> Result<(Option<File>, u64)> {
-        if let Some(end) = self.layers.sidecars(layer)?.hole {
+        if let Some(end) = self.layers.sidecars(layer)?.archived {
             return Ok((None, end));
         }
         let dir = self.layers.dir_of(layer)?;
@@ -138,42 +146,26 @@ impl Inspect {
         Ok((Some(file), len))
     }
 
-    /// The cells of a layer, if its content is deflated.
+    /// Reads and verifies ranges of the content of a layer, which are sorted. `None` if the layer
+    /// has no checksums yet.
     ///
     /// # Errors
-    /// Damage, with file and offset.
-    pub fn cells(&self, info: &LayerInfo) -> Result<Option<Cells>> {
-        placement::read_cells(&self.layers, info)
-    }
-
-    /// The blocks in `ranges` of a pool that do not match their checksums.
-    ///
-    /// # Errors
-    /// As pread(2).
-    pub fn damaged_blocks(
-        &self,
-        layer: LayerId,
-        sums: &Checksums,
-        ranges: &[ByteRange],
-    ) -> Result<Vec<u64>> {
-        let (Some(pool), _) = self.pool(layer)? else { return Ok(Vec::new()) };
-        checksums::damaged_blocks(&pool, sums, ranges)
-            .attempt(|| format!("read {}", self.show(layer, POOL)))
-    }
-
-    /// The number of bytes in `ranges` of a pool that have no checksum.
-    ///
-    /// # Errors
-    /// As lseek(2).
-    pub fn without_sum(
-        &self,
-        layer: LayerId,
-        sums: &Checksums,
-        ranges: &[ByteRange],
-    ) -> Result<u64> {
-        let (Some(pool), _) = self.pool(layer)? else { return Ok(0) };
-        checksums::bytes_without_checksum(&pool, sums, ranges)
-            .attempt(|| format!("read {}", self.show(layer, POOL)))
+    /// As pread(2), and damage of the archive or of the checksums.
+    pub fn verify(&self, layer: LayerId, ranges: &[ByteRange]) -> Result<Option<Verified>> {
+        let attempt = || format!("read {}", self.show(layer, POOL));
+        if let Some(archived) = placement::archived_content(&self.layers, layer)? {
+            let damaged = archived.damaged(ranges).attempt(attempt)?;
+            return Ok(Some(Verified { damaged, without_sum: 0 }));
+        }
+        let (Some(sums), (Some(pool), _)) = (self.sums(layer)?, self.pool(layer)?) else {
+            return Ok(None);
+        };
+        let blocks = checksums::damaged_blocks(&pool, &sums, ranges).attempt(attempt)?;
+        let damaged = blocks.into_iter().map(|block| ByteRange::at(block, BLOCK)).collect();
+        // A block can lack a checksum, for example after an interrupted punch of a neighbour.
+        let without_sum =
+            checksums::bytes_without_checksum(&pool, &sums, ranges).attempt(attempt)?;
+        Ok(Some(Verified { damaged, without_sum }))
     }
 
     /// Locks the store until the result is dropped.
@@ -259,7 +251,7 @@ impl Inspect {
         let bytes = self.dir.read(IDENTITIES)?.unwrap_or_default();
         let numbers = log::read_torn::<IdentityRecord>(&bytes, IDENTITIES)
             .map_or(u64::MAX, |torn| torn.contents.records.len() as u64);
-        let published = heads::published(&self.dir, &self.dir.dir(HEADS)?, &self.layers.packs)?;
+        let published = heads::published(&self.dir, &self.dir.dir(HEADS)?, &self.layers.archived)?;
         let mut sealed = unread.clone();
         sealed.extend(
             layers.clone().filter(|info| info.seal.is_some()).map(|info| info.header.layer),

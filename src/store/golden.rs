@@ -9,9 +9,10 @@ use std::sync::Arc;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+use super::archive::{ChunkRef, Digest};
+use super::archived::{Block, RootRecord, StoredContent};
 use super::format::BaseRecord;
 use super::ledger::{LedgerRecord, Lowered};
-use super::pack::{Block, PackRecord};
 use super::record::*;
 use super::volatile::VolatileRecord;
 use crate::store::content::checksums::ChecksumsRecord;
@@ -92,16 +93,8 @@ fn headers_of_a_journal() {
             "00070106046d61696e01030305",
         ),
         (
-            Record::Header(Header {
-                parent: None,
-                kind: LayerKind::Rebased(LayerId(5)),
-                ..header.clone()
-            }),
+            Record::Header(Header { parent: None, kind: LayerKind::Rebased(LayerId(5)), ..header }),
             "000700046d61696e0104050305",
-        ),
-        (
-            Record::Header(Header { parent: None, kind: LayerKind::Gathered, ..header }),
-            "000700046d61696e01050305",
         ),
     ]);
 }
@@ -220,7 +213,6 @@ fn other_records_of_a_journal() {
         (Record::SyncedTo(300), "08fb2c01"),
         (Record::Compact, "09"),
         (Record::SyncFailed(300), "0afb2c01"),
-        (Record::Cells(vec![0, 300]), "0b0200fb2c01"),
     ]);
 }
 
@@ -233,20 +225,21 @@ fn records_of_the_other_files() {
     ]);
     let run = PackedRun { gap: 4096, len: 300, layer: LayerId(7), shift: -3 };
     check(&[(RemapRecord::Runs(vec![run]), "0001fb0010fb2c010705"), (RemapRecord::End, "01")]);
-    check(&[
-        (PackRecord::Begins { number: 300, since: 7, next_layer: 9 }, "00fb2c010709"),
-        (PackRecord::Layers { len: 3, deflated: vec![1, 2] }, "0103020102"),
-        (PackRecord::Gone(vec![LayerId(7), LayerId(300)]), "020207fb2c01"),
-        (PackRecord::End, "03"),
-    ]);
+    let chunk = ChunkRef { digest: Digest([7; 32]), len: 300 };
+    let root =
+        RootRecord { next_layer: 9, packs: vec![Digest([8; 32])], blocks: vec![vec![chunk]] };
+    let (pack, digest) = ("08".repeat(32), "07".repeat(32));
+    check(&[(root, &*format!("0901{pack}0101{digest}fb2c01"))]);
+    let content = StoredContent { ranges: vec![(4096, 300)], chunks: vec![chunk] };
     let block = Block {
         layers: vec![LayerId(7), LayerId(300)],
-        holes: vec![None, Some(4096)],
+        ends: vec![0, 8192],
         journals: vec![vec![1], vec![2, 3]],
         maps: vec![None, Some(vec![4])],
-        sums: vec![Some(vec![5]), None],
+        contents: vec![StoredContent::default(), content],
     };
-    check(&[(block, "0207fb2c01020001fb001002010102020302000101040201010500")]);
+    let bytes = "0207fb2c010200fb0020020101020203020001010402000001fb0010fb2c0101";
+    check(&[(block, &*format!("{bytes}{digest}fb2c01"))]);
 }
 
 #[test]

@@ -11,12 +11,12 @@ use parking_lot::Mutex;
 
 use crate::error::{Error, Result};
 use crate::store::Store;
+use crate::store::archived::ArchivedLayers;
 use crate::store::io::dir::StoreDir;
 use crate::store::io::writer::{FailedSyncs, Writer};
 use crate::store::io::{log, record_file};
 use crate::store::layer::{LayerInfo, Trust};
 use crate::store::ledger::{self, LedgerRecord};
-use crate::store::pack::Packs;
 use crate::store::record::{ForkPoint, HeadRecord, HoldsRecord, MergePoint, RaceRecord};
 use crate::types::{LayerId, TreePath};
 
@@ -103,15 +103,15 @@ pub(super) fn read_holds(dir: &StoreDir) -> Result<BTreeSet<LayerId>> {
     Ok(record.map_or_else(BTreeSet::new, |record| record.layers))
 }
 
-/// The numbers of the heads, the holds and the newest pack, for the ledger. A file that cannot be
-/// read counts as current; opening it reports the damage.
+/// The numbers of the heads, the holds and the root of the archive, for the ledger. A file that
+/// cannot be read counts as current; opening it reports the damage.
 ///
 /// # Errors
 /// As readdir(3).
 pub(super) fn published(
     dir: &StoreDir,
     heads: &StoreDir,
-    packs: &Packs,
+    archived: &ArchivedLayers,
 ) -> Result<BTreeMap<String, u64>> {
     let mut numbers = BTreeMap::new();
     for name in names(heads)? {
@@ -122,7 +122,8 @@ pub(super) fn published(
     if let Some(number) = number_of(record_file::read_numbered::<HoldsRecord>(dir, HOLDS)) {
         numbers.insert(HOLDS.to_owned(), number);
     }
-    numbers.extend(packs.newest().map(|number| (ledger::PACKS.to_owned(), u64::from(number))));
+    let root = Some(archived.number()).filter(|number| *number > 0);
+    numbers.extend(root.map(|number| (ledger::ARCHIVE_ROOT.to_owned(), number)));
     Ok(numbers)
 }
 

@@ -25,8 +25,10 @@ use crate::types::LayerId;
 
 /// The file of the ledger.
 pub(super) const LEDGER: &str = "ledger";
-/// The name under which [`LedgerRecord::Published`] has the number of the newest pack.
-pub(super) const PACKS: &str = "packs";
+/// The name under which [`LedgerRecord::Published`] has the number of the root of the archive.
+pub(super) const ARCHIVE_ROOT: &str = "archive/root";
+/// Why a file of one frame has less than the ledger says.
+const OLDER: &str = "the file is missing, or an older copy";
 /// A start compacts a ledger with more records than this.
 const MANY: u64 = 4096;
 
@@ -41,8 +43,8 @@ pub enum LedgerRecord {
     Operations(u64),
     /// The number of records in `identities`.
     Numbers(u64),
-    /// A file of one frame was published, and its frame has this number. Or the newest pack, under
-    /// the name `packs`. The number 0 says that the file is about to be removed.
+    /// A file of one frame was published, and its frame has this number. The number 0 says that the
+    /// file is about to be removed.
     Published(String, u64),
     /// The journal of a sealed layer was rewritten, and claims less.
     Lowered(LayerId, Lowered),
@@ -116,16 +118,11 @@ impl Known {
         records
     }
 
-    /// The error for a missing newest pack, if `newest` is the newest one in the store. Without
+    /// The error for a root of the archive that is missing or older than the known one. Without
     /// this check its layers would be reported as lost, one by one.
-    pub fn missing_pack(
-        &self,
-        newest: Option<u32>,
-        show: &dyn Fn(&str) -> String,
-    ) -> Option<Error> {
-        let number = *self.published.get(PACKS)?;
-        let is_missing = newest.is_none_or(|newest| u64::from(newest) < number);
-        is_missing.then(|| lost(show, &format!("{PACKS}/{number:08}"), "the file is missing"))
+    pub fn older_archive(&self, number: u64, show: &dyn Fn(&str) -> String) -> Option<Error> {
+        let is_older = self.published.get(ARCHIVE_ROOT).is_some_and(|known| number < *known);
+        is_older.then(|| lost(show, ARCHIVE_ROOT, OLDER))
     }
 
     /// The error for a journal that claims what it claimed before it was rewritten. An open layer
@@ -148,16 +145,13 @@ impl Known {
         let mut errors = Vec::new();
         for (name, number) in &self.published {
             let found = found.published.get(name);
-            if name == PACKS {
-                let newest = found.and_then(|number| u32::try_from(*number).ok());
-                errors.extend(self.missing_pack(newest, show));
-            } else if *number > 0 && found.is_none_or(|found| found < number) {
-                errors.push(lost(show, name, "the file is missing, or an older copy"));
+            if *number > 0 && found.is_none_or(|found| found < number) {
+                errors.push(lost(show, name, OLDER));
             }
         }
         let gone = self.sealed.difference(&found.sealed);
         errors.extend(gone.map(|layer| {
-            let why = "its seal is missing, here and in every pack, although the layer was sealed";
+            let why = "its seal is missing, here and in the archive, although the layer was sealed";
             lost(show, &journal(*layer), why)
         }));
         for (name, had, has) in [
@@ -343,7 +337,7 @@ mod tests {
                 LayerId(3),
                 Lowered { parent: None, automatic: true, collected: false },
             ),
-            LedgerRecord::Published(PACKS.to_owned(), 5),
+            LedgerRecord::Published(ARCHIVE_ROOT.to_owned(), 5),
         ] {
             known.note(&record);
         }
@@ -384,7 +378,7 @@ mod tests {
                 one(&|found| found.sealed.retain(|layer| *layer != LayerId(3))),
             ),
             ("STORE/holds", one(&published("holds"))),
-            ("STORE/packs/00000005", one(&published(PACKS))),
+            ("STORE/archive/root", one(&published(ARCHIVE_ROOT))),
         ] {
             assert!(errors.contains(named), "{errors}");
         }

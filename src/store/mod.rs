@@ -12,7 +12,7 @@
 //! identities                       inode numbers that are not the host's
 //! ledger                           what the other files must have at least
 //! layers/00000007/{journal,pool}   a layer
-//! packs/00000003                   journals, checksums and remaps of older layers
+//! archive/{root,DIGEST}            older layers: their records and their content
 //! history/NAME                     the edit history of single files
 //! chunks                           hashes of content: a cache
 //! reserve                          space to release when the disk is full
@@ -26,6 +26,7 @@
 //!   the new one.
 
 pub mod archive;
+pub mod archived;
 mod catalog;
 pub mod content;
 pub mod dedup;
@@ -42,7 +43,6 @@ mod ledger;
 mod lock;
 mod op_log;
 mod open;
-pub mod pack;
 pub mod placement;
 pub mod record;
 mod removal;

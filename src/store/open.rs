@@ -13,6 +13,7 @@ use nix::fcntl::Flock;
 use parking_lot::{Mutex, RwLock};
 
 use crate::error::{Attempt, Error, Kind, Result};
+use crate::store::archived::ArchivedLayer;
 use crate::store::catalog::State;
 use crate::store::content::read_epochs::ReadEpochs;
 use crate::store::dedup::chunks::CHUNKS;
@@ -27,7 +28,6 @@ use crate::store::layer::{JOURNAL, LayerInfo, Trust, journal};
 use crate::store::ledger::{self, Known, LEDGER};
 use crate::store::lock::{LOCK, check_private, make_private, take_lock};
 use crate::store::op_log::{HEADS_LOG, OpLog};
-use crate::store::pack::PackedLayer;
 use crate::store::volatile::{self, VOLATILE};
 use crate::store::{Store, StoreOptions};
 use crate::types::LayerId;
@@ -110,13 +110,13 @@ impl Store {
         let was_volatile = volatile::begin(&dir, trust.writer, !options.volatile)?;
         let base = format::read_base(&dir)?;
         format::check_format(&dir)?;
-        let (layers, packed) = open_layers(&dir)?;
+        let (layers, archived) = open_layers(&dir, !options.volatile)?;
         let ledger = ledger::read(&dir)?;
-        check_packs(ledger.as_ref(), &layers, &dir)?;
+        check_archive(ledger.as_ref(), &layers, &dir)?;
         let (id_log, id_records) =
             identities::open_log(&dir, || journal::was_cut_off(&layers, &trust))?;
         let ops = OpLog::open(&dir)?;
-        let found = FoundLayers::read(&layers, packed, &trust)?;
+        let found = FoundLayers::read(&layers, archived, &trust)?;
         let heads = dir.make_dir(HEADS)?;
         let head_records = heads::read_all(&heads)?;
         let holds = heads::read_holds(&dir)?;
@@ -128,13 +128,13 @@ impl Store {
             sealed: found.sealed(),
             operations: ops.count(),
             numbers: id_records.len() as u64,
-            published: heads::published(&dir, &heads, &layers.packs)?,
+            published: heads::published(&dir, &heads, &layers.archived)?,
             ..Known::default()
         };
         if let Some(ledger) = &ledger {
             found.check_against(&ledger.known, &counts, &dir)?;
         }
-        let next_layer = found.next_layer.max(layers.packs.next_layer());
+        let next_layer = found.next_layer.max(layers.archived.next_layer());
         let store = Store {
             heads,
             head_records: Mutex::new(head_records),
@@ -164,21 +164,21 @@ impl Store {
     }
 }
 
-/// Checks that the newest pack is the one that the ledger knows, or a newer one.
-fn check_packs(ledger: Option<&ledger::Found>, layers: &Layers, dir: &StoreDir) -> Result<()> {
+/// Checks that the root of the archive is the one that the ledger knows, or a newer one.
+fn check_archive(ledger: Option<&ledger::Found>, layers: &Layers, dir: &StoreDir) -> Result<()> {
     let missing = ledger.and_then(|ledger| {
-        ledger.known.missing_pack(layers.packs.newest(), &|name| dir.show(name))
+        ledger.known.older_archive(layers.archived.number(), &|name| dir.show(name))
     });
     missing.map_or(Ok(()), Err)
 }
 
-/// Opens the layers, and reads those that are in packs.
-fn open_layers(dir: &StoreDir) -> Result<(Layers, Vec<PackedLayer>)> {
-    let mut packed = Vec::new();
-    let mut layers = Layers::open(dir, &mut |found| packed.push(found.clone()))?;
-    match layers.packs.damaged().pop() {
+/// Opens the layers, and reads those that are in the archive.
+fn open_layers(dir: &StoreDir, durable: bool) -> Result<(Layers, Vec<ArchivedLayer>)> {
+    let mut archived = Vec::new();
+    let mut layers = Layers::open(dir, durable, &mut |found| archived.push(found))?;
+    match layers.archived.damaged().pop() {
         Some(error) => Err(error.hint("'jailfs check' tells what else is damaged")),
-        None => Ok((layers, packed)),
+        None => Ok((layers, archived)),
     }
 }
 
@@ -192,16 +192,16 @@ struct FoundLayers {
 }
 
 impl FoundLayers {
-    /// Reads all layers, and removes what an interrupted move into a pack left behind.
-    fn read(layers: &Layers, packed: Vec<PackedLayer>, trust: &Trust) -> Result<FoundLayers> {
+    /// Reads all layers, and removes what an interrupted move into the archive left.
+    fn read(layers: &Layers, archived: Vec<ArchivedLayer>, trust: &Trust) -> Result<FoundLayers> {
         let mut catalog = BTreeMap::new();
-        for packed in packed {
-            catalog.insert(packed.layer, journal::packed_info(layers, &packed)?);
+        for archived in archived {
+            catalog.insert(archived.layer, journal::archived_info(layers, &archived)?);
         }
         let ids = layers.directories()?;
         layers.remove_leftovers(&ids)?;
         let mut incomplete = Vec::new();
-        for id in ids.iter().copied().filter(|id| !layers.packs.has(*id)) {
+        for id in ids.iter().copied().filter(|id| !layers.archived.has(*id)) {
             match journal::read_info(layers, id, trust) {
                 Ok(info) => drop(catalog.insert(id, info)),
                 Err(error) if error.kind == Kind::Damage && journal::is_incomplete(layers, id)? => {

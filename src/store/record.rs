@@ -29,8 +29,6 @@ pub enum LayerKind {
     /// The first record of this layer holds the whole tree over the new base. If the named layer
     /// has a change and this one has none, the process ended before the head moved to this layer.
     Rebased(LayerId),
-    /// Content of many layers in one pool. Only their remaps lead to it.
-    Gathered,
 }
 
 impl LayerKind {
@@ -38,7 +36,7 @@ impl LayerKind {
     pub fn is_of_head(self) -> bool {
         match self {
             LayerKind::Continues | LayerKind::Branches | LayerKind::Rebased(_) => true,
-            LayerKind::PreImage | LayerKind::Collected | LayerKind::Gathered => false,
+            LayerKind::PreImage | LayerKind::Collected => false,
         }
     }
 }
@@ -133,9 +131,6 @@ pub enum Record {
     Compact,
     /// A sync failed. Only this many of the first records were synced before.
     SyncFailed(u64),
-    /// In a gathered layer: the deflated bytes of each cell of 64 KiB of the pool; 0 for a cell
-    /// that is stored as it is.
-    Cells(Vec<u32>),
 }
 
 /// The content of the file of a head.

@@ -29,7 +29,7 @@ impl Store {
     /// As [`Store::remove_layer`].
     pub fn remove_layers(&self, layers: &[LayerId]) -> Result<()> {
         self.note_gone(layers)?;
-        self.remove_from_packs(layers)?;
+        self.remove_from_archive(layers)?;
         layers.iter().try_for_each(|layer| self.remove_directory(*layer))
     }
 

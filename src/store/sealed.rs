@@ -4,8 +4,8 @@
 //! one. The index is only a faster way to the tree: one that is not whole is ignored, and `check`
 //! reports it.
 //!
-//! The journal of a layer in a pack is rewritten in a new pack
-//! ([`placement::packing`](crate::store::placement::packing)).
+//! The journal of a layer in the archive is rewritten there
+//! ([`placement::archiving`](crate::store::placement::archiving)).
 
 use std::sync::Arc;
 
@@ -27,7 +27,8 @@ impl Store {
     /// the seal may differ.
     ///
     /// # Errors
-    /// As open(2), pwrite(2), fdatasync(2) and rename(2), and damage of a pack. The journal is then
+    /// As open(2), pwrite(2), fdatasync(2) and rename(2), and damage of the archive. The
+    /// journal is then
     /// unchanged.
     pub fn rewrite_layer(
         &self,
@@ -69,7 +70,7 @@ impl Store {
         let Some(LayerInfo { header, seal: Some(seal), .. }) = self.layer(layer) else {
             return Err(Error::damage(attempt(), "the layer is not sealed"));
         };
-        // A layer in a pack may have no directory.
+        // A layer in the archive may have no directory.
         self.layers.dir.make_dir(&layer::dir_name(layer))?;
         self.publish_records(INDEX, &Header { parent: None, ..header }, &seal, edits)
             .map_err(|e| e.during(attempt()))?;
@@ -102,7 +103,7 @@ impl Store {
         if self.durable { dir.sync() } else { Ok(()) }
     }
 
-    /// The length of the journal of a layer that is in no pack; `None` if there is none.
+    /// The length of the journal of a layer that is not in the archive; `None` if there is none.
     ///
     /// # Errors
     /// As fstatat(2).
@@ -145,7 +146,7 @@ impl Store {
         if let Some(info) = self.state.lock().catalog.get_mut(&layer) {
             info.index = None;
         }
-        // A layer without a pool has nothing else in its directory.
-        if info.hole.is_some() { self.layers.clear(layer, true) } else { Ok(()) }
+        // A layer in the archive has nothing else in its directory.
+        if info.archived.is_some() { self.layers.clear(layer) } else { Ok(()) }
     }
 }

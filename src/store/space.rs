@@ -18,21 +18,17 @@ impl Store {
     pub fn disk_usage(&self) -> u64 {
         let chunks =
             self.dir.file(CHUNKS, false).and_then(|file| file.metadata().attempt(String::new));
-        let (_, packs) = self.layers.packs.space();
+        let (_, archive) = self.layers.archived.space();
         // The files are looked at without the lock on the catalog, so that no reader waits.
         let layers: u64 =
             self.with_directories().into_iter().map(|layer| self.layer_usage(layer)).sum();
-        layers + packs + chunks.map_or(0, |about| about.blocks() * 512)
+        layers + archive + chunks.map_or(0, |about| about.blocks() * 512)
     }
 
     /// The layers that have directories.
     fn with_directories(&self) -> Vec<LayerId> {
         let state = self.state.lock();
-        let has_dir = |info: &&LayerInfo| {
-            // The directory of a gathered layer goes as soon as its last reader is done.
-            let is_retiring = state.retiring.contains_key(&info.header.layer);
-            !is_retiring && (info.hole.is_none() || info.index.is_some())
-        };
+        let has_dir = |info: &&LayerInfo| info.archived.is_none() || info.index.is_some();
         state.catalog.values().filter(has_dir).map(|info| info.header.layer).collect()
     }
 

@@ -212,7 +212,7 @@ impl Common {
         }
         let addresses = self.live_ranges_from(first)?;
         let used = if is_home { self.store.locate(&addresses)? } else { addresses };
-        let mut bytes = 0;
+        let (mut bytes, mut to_free) = (0, Vec::new());
         let mut secured = false;
         for layer in layers {
             let unused = self.store.unused(*layer, &used)?;
@@ -228,8 +228,12 @@ impl Common {
                 secured = true;
             }
             self.store.sync_remap(*layer)?;
-            self.store.punch_pool(*layer, &unused)?;
             bytes += unused.iter().map(|range| range.len()).sum::<u64>();
+            to_free.push((*layer, unused));
+        }
+        if !to_free.is_empty() {
+            self.store.free(&to_free)?;
+            self.store.tidy_archive()?;
         }
         Ok(Some(bytes))
     }

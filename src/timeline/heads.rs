@@ -58,9 +58,8 @@ pub struct Common {
     pub(super) dedup: Mutex<Option<dedup::Dedup>>,
     /// Layers that were already searched for equal content.
     pub(super) deduplicated: Mutex<BTreeSet<LayerId>>,
-    pub(super) too_large_to_pack: Mutex<BTreeSet<LayerId>>,
-    /// Whether gathered content may have become sparse since it was last looked at.
-    pub(super) may_be_sparse: AtomicBool,
+    /// Layers that keep their directories until a layer with this number exists.
+    pub(super) kept_out_of_archive: Mutex<BTreeMap<LayerId, LayerId>>,
     pub(super) dedup_is_on: AtomicBool,
     /// Paths that an apply writes only with consent.
     protected: RwLock<Protected>,
@@ -102,8 +101,7 @@ impl Common {
             compacting: Mutex::new(()),
             dedup: Mutex::new(None),
             deduplicated: Mutex::default(),
-            too_large_to_pack: Mutex::default(),
-            may_be_sparse: AtomicBool::new(true),
+            kept_out_of_archive: Mutex::default(),
             dedup_is_on: AtomicBool::new(true),
             protected: RwLock::default(),
         }))

@@ -30,7 +30,6 @@ mod journal;
 mod lineage;
 pub mod merge;
 pub mod mounts;
-mod pack;
 mod reopen;
 pub mod restore;
 mod rewind;

@@ -220,11 +220,7 @@ impl World {
     /// Whether content of a pool has no checksums yet.
     pub fn is_unsummed(&self, file: &str) -> bool {
         let sums = file.strip_suffix("pool").map(|dir| format!("{dir}sums"));
-        sums.is_some_and(|sums| {
-            let layer: u32 = file.split('/').nth(1).unwrap().parse().unwrap();
-            let packed = !self.files.contains_key(&format!("layers/{layer:08}/journal"));
-            !packed && !self.files.contains_key(&sums)
-        })
+        sums.is_some_and(|sums| !self.files.contains_key(&sums))
     }
 
     /// Asserts that the store has a file of every kind.
@@ -239,7 +235,7 @@ impl World {
             "holds",
             "history/main",
             "chunks",
-            "packs/",
+            "archive/root",
             "/journal",
             "/pool",
             "/sums",
@@ -249,9 +245,8 @@ impl World {
         ] {
             assert!(has(part), "the store has no '{part}': {:?}", self.files.keys());
         }
-        let mut pools = self.files.keys().filter_map(|name| name.strip_suffix("/pool"));
-        let is_packed = |layer: &str| !self.files.contains_key(&format!("{layer}/journal"));
-        assert!(pools.any(is_packed), "no content is gathered: {:?}", self.files.keys());
+        let is_pack = |name: &String| name.starts_with("archive/") && name != "archive/root";
+        assert!(self.files.keys().any(is_pack), "no pack: {:?}", self.files.keys());
     }
 }
 
@@ -291,7 +286,7 @@ fn second(work: &Work) {
     work.0.fs().sync().unwrap();
 }
 
-/// Many small checkpoints that share content, packed.
+/// Many small checkpoints that share content, archived.
 fn third(work: &Work) {
     for step in 0..24_u64 {
         let mut content = noise(100, 9000);
@@ -306,7 +301,7 @@ fn third(work: &Work) {
 }
 
 /// More of the same, some of which is dropped. Its records stay files: a directory blocks the path
-/// of the pack.
+/// of the root of the archive.
 fn fourth(work: &Work, store: &Path) {
     for step in 0..6_u64 {
         let mut content = noise(100, 9000);
@@ -318,12 +313,10 @@ fn fourth(work: &Work, store: &Path) {
     work.hold("c3");
     work.ask(Request::Drop { rev: Rev::Name("t1".to_owned()) });
     work.ask(Request::Gc { operations: 0, keep: None, max_store: None, dry_run: false });
-    let packs = std::fs::read_dir(store.join("packs")).unwrap();
-    let newest = packs.map(|pack| pack.unwrap().file_name().into_string().unwrap()).max().unwrap();
-    let next = store.join(format!("packs/{:08}.new", newest.parse::<u32>().unwrap() + 1));
-    std::fs::create_dir(&next).unwrap();
+    let root = store.join("archive/root.new");
+    std::fs::create_dir(&root).unwrap();
     work.0.compact().unwrap_err();
-    std::fs::remove_dir(&next).unwrap();
+    std::fs::remove_dir(&root).unwrap();
     work.0.fs().sync().unwrap();
 }
 

@@ -165,14 +165,14 @@ impl Place {
         sync(&sandbox).unwrap();
     }
 
-    /// The same, with its layers in packs.
-    pub fn packed(&self) {
+    /// The same, with its layers in the archive.
+    pub fn archived(&self) {
         self.many_layers();
         let sandbox = self.open().unwrap();
         sandbox.compact().unwrap();
         put(&sandbox, "src/f1", &bytes(80, 3000)).unwrap();
         checkpoint(&sandbox, "later").unwrap();
-        assert!(self.store.join("packs").exists());
+        assert!(self.store.join("archive/root").exists());
     }
 
     /// Everything. A checkpoint is read by restoring it, so this works on a copy.

@@ -78,7 +78,7 @@ impl Orphans {
             .try_for_each(|edit| self.tree.apply(edit))
             .map_err(|Misfit(what)| FsError::Damage(what))?;
         let Some(before) = before else { return Ok(false) };
-        Ok(self.reclaim(self.live_scratch(key).unused(SCRATCH, &before.of(SCRATCH), None)))
+        Ok(self.reclaim(self.live_scratch(key).unused(SCRATCH, &before.of(SCRATCH))))
     }
 
     /// Removes an orphan that the kernel no longer holds, and frees what its holders wrote. No read

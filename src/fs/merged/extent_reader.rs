@@ -6,9 +6,8 @@ use std::sync::Arc;
 use crate::error::{FsError, FsResult};
 use crate::fs::merged::base_problems::BaseProblems;
 use crate::store::Store;
-use crate::store::content::Content;
-use crate::store::content::cells::ReadOutcome;
 use crate::store::content::remap::PoolRange;
+use crate::store::content::{Bytes, Content, ReadOutcome};
 use crate::sys::failpoint;
 use crate::sys::failpoint::Failpoint;
 use crate::sys::file as sysfile;
@@ -99,13 +98,7 @@ impl HostExtent {
             if place.layer == layer {
                 return Ok(extent(Arc::clone(&content), place.offset, place.len));
             }
-            let target = store.content(place.layer)?;
-            // A map leads to the layer that stores the bytes. Before that layer's pool is removed,
-            // all maps that lead to it are rewritten.
-            match target.pool {
-                Some(_) => Ok(extent(target, place.offset, place.len)),
-                None => Err(FsError::Damage("a map leads to a pool that is gone")),
-            }
+            Ok(extent(store.content(place.layer)?, place.offset, place.len))
         };
         places.into_iter().map(at).collect()
     }
@@ -225,11 +218,15 @@ impl HostExtent {
             (Storage::Hole, SeekTo::Hole) => return Ok(Some(0)),
             (Storage::Hole, SeekTo::Data) => return Ok(None),
             (Storage::File(file, offset), _) => (file, *offset),
-            (Storage::Pool(content, offset), _) => match (&content.pool, &content.cells, to) {
-                // A hole in a deflated pool is only the space that deflating saved.
-                (Some(_), Some(_), SeekTo::Data) | (None, _, SeekTo::Hole) => return Ok(Some(0)),
-                (Some(_), Some(_), SeekTo::Hole) | (None, _, SeekTo::Data) => return Ok(None),
-                (Some(file), None, _) => (file, *offset),
+            (Storage::Pool(content, offset), _) => match &content.bytes {
+                Bytes::Pool(file) => (file, *offset),
+                Bytes::Archive(archived) => {
+                    let found = match to {
+                        SeekTo::Data => archived.next_data(*offset),
+                        SeekTo::Hole => Some(archived.next_hole(*offset)),
+                    };
+                    return Ok(found.filter(|at| *at < offset + self.len).map(|at| at - offset));
+                }
             },
         };
         let found = match to {

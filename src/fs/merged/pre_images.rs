@@ -113,8 +113,7 @@ pub fn read_history(store: &Store) -> Result<PreHistory> {
                 | Record::SyncedTo(_)
                 | Record::Seal(_)
                 | Record::Abandoned
-                | Record::SyncFailed(_)
-                | Record::Cells(_) => {}
+                | Record::SyncFailed(_) => {}
             }
         }
         history.resize(index_in_history(info.header.epoch), Arc::clone(&collected));

@@ -218,6 +218,11 @@ impl IndexBuilder {
         Ok(stored)
     }
 
+    /// Appends a frame of another pack.
+    pub(super) fn copy_frame(&mut self, from: &Frame, chunks: &[ChunkRef]) -> Result<(), Flaw> {
+        self.index.push(from.method, from.stored, from.digest, chunks)
+    }
+
     /// Bytes that the index takes, about.
     pub(super) fn len(&self) -> usize {
         self.index.entries.len() * 36 + self.index.frames.len() * 40

@@ -17,15 +17,7 @@ pub mod bytes;
 pub mod chunker;
 pub mod compress;
 pub mod index;
-#[cfg_attr(
-    not(feature = "crash-points"),
-    expect(dead_code, reason = "cold content does not move into packs yet")
-)]
 pub mod packs;
-#[cfg_attr(
-    not(feature = "crash-points"),
-    expect(dead_code, reason = "cold content does not move into packs yet")
-)]
 pub mod reader;
 #[cfg(test)]
 mod tests;
@@ -33,6 +25,8 @@ pub mod tree_blob;
 pub mod writer;
 
 use std::fmt;
+
+use serde::{Deserialize, Serialize};
 
 use crate::error::Result;
 
@@ -44,7 +38,7 @@ pub const MAX_FRAME: usize = 256 << 10;
 pub const MAX_INDEX: usize = 16 << 20;
 
 /// The name of bytes: their BLAKE3 hash.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Digest(pub [u8; 32]);
 
 impl Digest {
@@ -110,7 +104,7 @@ impl<'b> Chunk<'b> {
 }
 
 /// The name and the length of a chunk.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct ChunkRef {
     /// The digest of its bytes.
     pub digest: Digest,

@@ -4,7 +4,9 @@ use std::fs::File;
 use std::io;
 
 use crate::error::{Attempt, Error, Result};
-use crate::store::archive::index::{Frame, Index, chunk_in};
+#[cfg(any(test, feature = "crash-points"))]
+use crate::store::archive::index::chunk_in;
+use crate::store::archive::index::{Frame, Index};
 use crate::store::archive::writer::{FOOT, HEAD, MAGIC};
 use crate::store::archive::{Digest, Flaw, MAX_INDEX};
 use crate::store::io::disk;
@@ -55,6 +57,7 @@ pub struct Pack<S> {
     what: String,
     name: Digest,
     index: Index,
+    bytes: u64,
 }
 
 impl<S: PackSource> Pack<S> {
@@ -85,7 +88,7 @@ impl<S: PackSource> Pack<S> {
         if HEAD + index.stored() != index_at {
             return Err(damage(Flaw::new("its frames do not end where its index begins")));
         }
-        Ok(Pack { source, what, name, index })
+        Ok(Pack { source, what, name, index, bytes: len })
     }
 
     /// The name of the pack: the digest of its index.
@@ -93,9 +96,30 @@ impl<S: PackSource> Pack<S> {
         self.name
     }
 
+    /// The bytes of the whole pack.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
     /// The index.
     pub fn index(&self) -> &Index {
         &self.index
+    }
+
+    /// Reads and verifies the bytes of a frame as they are stored.
+    ///
+    /// # Errors
+    /// As pread(2), and damage with the offset of the frame.
+    pub fn stored_frame(&self, frame: &Frame) -> Result<Vec<u8>> {
+        let at = HEAD + frame.offset;
+        let stored = read_exact(&self.source, &self.what, at, frame.stored as usize)?;
+        match Digest::of(&stored) == frame.digest {
+            true => Ok(stored),
+            false => {
+                let why = "the bytes of a frame are not those that the index names";
+                Err(Error::damage(format!("read {} at offset {at}", self.what), why))
+            }
+        }
     }
 
     /// Reads, decompresses and verifies a frame.
@@ -114,6 +138,7 @@ impl<S: PackSource> Pack<S> {
     ///
     /// # Errors
     /// As [`Pack::frame`].
+    #[cfg(any(test, feature = "crash-points"))]
     pub fn chunk(&self, digest: &Digest) -> Result<Option<Vec<u8>>> {
         let Some(entry) = self.index.find(digest) else { return Ok(None) };
         let Some(frame) = self.index.frames().get(entry.frame as usize) else { return Ok(None) };
@@ -125,6 +150,7 @@ impl<S: PackSource> Pack<S> {
     ///
     /// # Errors
     /// As [`Pack::frame`], for the first frame that is damaged.
+    #[cfg(test)]
     pub fn verify(&self) -> Result<()> {
         self.index.frames().iter().try_for_each(|frame| self.frame(frame).map(drop))
     }

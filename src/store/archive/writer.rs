@@ -7,7 +7,7 @@
 use std::collections::HashSet;
 use std::io::{self, Write};
 
-use crate::store::archive::index::{Index, IndexBuilder};
+use crate::store::archive::index::{Entry, Frame, Index, IndexBuilder};
 use crate::store::archive::{Chunk, ChunkRef, Digest, Flaw, MAX_FRAME, MAX_INDEX};
 
 /// The first and the last bytes of a pack.
@@ -18,7 +18,7 @@ pub const HEAD: u64 = MAGIC.len() as u64;
 pub const FOOT: u64 = 8 + 32 + HEAD;
 /// A frame ends when its chunks have so many bytes: enough to compress well, few enough to read one
 /// page of it in a fraction of a millisecond.
-const FULL_FRAME: usize = 128 << 10;
+pub const FULL_FRAME: usize = 128 << 10;
 /// A pack is full when it has so many bytes.
 pub const FULL_PACK: u64 = 24 << 20;
 
@@ -71,6 +71,24 @@ impl<W: Write> PackWriter<W> {
         if self.open.len() >= FULL_FRAME {
             self.end_frame()?;
         }
+        Ok(true)
+    }
+
+    /// Copies a frame of another pack with its stored bytes, which the caller has verified. Returns
+    /// false, with nothing done, if the pack has one of its chunks already.
+    ///
+    /// # Errors
+    /// As write(2).
+    pub fn copy(&mut self, frame: &Frame, chunks: &[Entry], stored: &[u8]) -> io::Result<bool> {
+        if chunks.iter().any(|entry| self.known.contains(&entry.chunk.digest)) {
+            return Ok(false);
+        }
+        self.end_frame()?;
+        let chunks: Vec<ChunkRef> = chunks.iter().map(|entry| entry.chunk).collect();
+        self.known.extend(chunks.iter().map(|chunk| chunk.digest));
+        self.index.copy_frame(frame, &chunks).map_err(invalid)?;
+        self.out.write_all(stored)?;
+        self.stored += stored.len() as u64;
         Ok(true)
     }
 

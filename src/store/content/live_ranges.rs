@@ -5,7 +5,6 @@
 
 use std::collections::BTreeMap;
 
-use crate::store::content::cells::Cells;
 use crate::store::content::pool::{block_ceil, block_floor};
 use crate::tree::Source;
 use crate::types::{ByteRange, LayerId};
@@ -59,16 +58,9 @@ impl LiveRanges {
     }
 
     /// The parts of `data` that are not live. `data` is sorted and does not overlap. A live byte
-    /// keeps its whole block, because only whole blocks are punched, and in a deflated pool its
-    /// whole cell, because a cell can only be inflated as a whole.
-    pub fn unused(
-        &self,
-        layer: LayerId,
-        data: &[ByteRange],
-        cells: Option<&Cells>,
-    ) -> Vec<ByteRange> {
-        let whole = |range| cells.map_or(range, |cells| cells.round_out(range));
-        let live: Vec<ByteRange> = self.of(layer).into_iter().map(whole).map(in_blocks).collect();
+    /// keeps its whole block, because only whole blocks are punched.
+    pub fn unused(&self, layer: LayerId, data: &[ByteRange]) -> Vec<ByteRange> {
+        let live: Vec<ByteRange> = self.of(layer).into_iter().map(in_blocks).collect();
         let mut unused = Vec::new();
         let mut live = live.iter().peekable();
         for range in data {
@@ -110,10 +102,10 @@ mod tests {
             live.add(Source::Pool { layer: LayerId(1), offset: start }, len);
         }
         let data = [range(0, 4), range(5, 7), range(8, 20)];
-        let unused = live.unused(LayerId(1), &data, None);
+        let unused = live.unused(LayerId(1), &data);
         assert_eq!(unused, [range(3, 4), range(6, 7), range(8, 9), range(12, 20)]);
         assert_eq!(
-            live.unused(LayerId(2), &data, None),
+            live.unused(LayerId(2), &data),
             data,
             "a pool without live ranges is unused as a whole"
         );

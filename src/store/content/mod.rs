@@ -1,12 +1,12 @@
-//! The content of one layer: its pool, the checksums of the pool, and the remap.
+//! The content of one layer: its pool or its chunks, the checksums of the pool, and the remap.
 //!
 //! * A [`Content`] says what the files of its layer say. [`crate::store::Store::content`] loads it
 //!   under the lock of the catalog and drops it under that lock when one of the files is replaced.
 //!   So no reader combines a new remap with old checksums.
-//! * This folder only knows bytes and addresses. Files of layers and packs are read and published
-//!   by [`crate::store::placement`].
+//! * This folder only knows bytes and addresses. Files of layers and the archive are read and
+//!   published by [`crate::store::placement`].
 
-pub mod cells;
+pub mod archived;
 pub mod checksums;
 pub mod live_ranges;
 pub mod pool;
@@ -14,42 +14,86 @@ pub(in crate::store) mod read_epochs;
 pub mod remap;
 
 use std::fs::File;
+use std::io;
 use std::sync::Arc;
 
-use crate::store::content::cells::{Cells, ReadOutcome};
+use crate::store::content::archived::ArchivedContent;
 use crate::store::content::checksums::Checksums;
 use crate::store::content::remap::{PoolRange, Remap};
+use crate::store::io::disk;
 use crate::sys;
 use crate::types::{ByteRange, LayerId};
+
+/// The outcome of a read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReadOutcome {
+    /// The number of bytes that were read; less than asked for only at the end of the addresses.
+    Bytes(usize),
+    /// The read would have to wait for a disk or decompress a frame, and the caller did not allow
+    /// it.
+    WouldBlock,
+    /// The block or the chunk at this address is not what it was.
+    Damaged(u64),
+}
+
+/// Where the bytes of a layer are.
+#[derive(Debug)]
+pub enum Bytes {
+    /// In its pool, each at its address.
+    Pool(Arc<File>),
+    /// In the archive.
+    Archive(ArchivedContent),
+}
 
 /// The content of a layer.
 #[derive(Debug)]
 pub struct Content {
-    /// The pool of the layer. `None` if the pool was removed because all content is in other pools;
-    /// addresses that are not remapped then read as zeros.
-    pub pool: Option<Arc<File>>,
-    /// Checksums of the pool. `None` before the layer is sealed, and where they cannot be read.
+    /// Where its bytes are.
+    pub bytes: Bytes,
+    /// Checksums of the pool. `None` before the layer is sealed, where they cannot be read, and in
+    /// the archive, which has its own.
     pub checksums: Option<Arc<Checksums>>,
-    /// Which addresses are stored in other pools. `None` if none are.
+    /// Which addresses are stored in other layers. `None` if none are.
     pub remap: Option<Arc<Remap>>,
-    /// How the pool is deflated. `None` if it is not.
-    pub cells: Option<Arc<Cells>>,
 }
 
 impl Content {
     /// The content of the upper layer, which has neither checksums nor a remap yet.
     pub(in crate::store) fn of_upper(pool: Arc<File>) -> Content {
-        Content { pool: Some(pool), checksums: None, remap: None, cells: None }
+        Content { bytes: Bytes::Pool(pool), checksums: None, remap: None }
+    }
+
+    /// The pool. `None` if the layer is in the archive.
+    pub fn pool(&self) -> Option<&Arc<File>> {
+        match &self.bytes {
+            Bytes::Pool(pool) => Some(pool),
+            Bytes::Archive(_) => None,
+        }
+    }
+
+    /// The end of the addresses.
+    ///
+    /// # Errors
+    /// As fstat(2).
+    pub(in crate::store) fn end(&self) -> io::Result<u64> {
+        match &self.bytes {
+            Bytes::Pool(pool) => Ok(pool.metadata()?.len()),
+            Bytes::Archive(archived) => Ok(archived.end()),
+        }
     }
 
     /// Approximate size in memory, in bytes.
     pub(in crate::store) fn memory(&self) -> usize {
+        let archived = match &self.bytes {
+            Bytes::Pool(_) => 0,
+            Bytes::Archive(archived) => archived.memory(),
+        };
         self.checksums.as_ref().map_or(0, |checksums| checksums.len() * 4)
             + self.remap.as_ref().map_or(0, |remap| size_of_val(remap.runs()))
-            + self.cells.as_ref().map_or(0, |cells| cells.memory())
+            + archived
     }
 
-    /// Translates a range of addresses into ranges of pools, in order and without gaps. `layer` is
+    /// Translates a range of addresses into ranges of layers, in order and without gaps. `layer` is
     /// the layer of this content.
     pub fn locate(&self, layer: LayerId, range: ByteRange) -> Vec<PoolRange> {
         match &self.remap {
@@ -58,29 +102,23 @@ impl Content {
         }
     }
 
-    /// Reads bytes of its own pool and verifies them against the checksums, if there are any. With
-    /// `nowait`, returns [`ReadOutcome::WouldBlock`] instead of waiting for a disk.
+    /// Reads its own bytes and verifies them, if there is anything to verify them with. With
+    /// `nowait`, returns [`ReadOutcome::WouldBlock`] instead of waiting.
     ///
     /// # Errors
     /// As pread(2).
-    pub fn read(
-        &self,
-        offset: u64,
-        bytes: &mut [u8],
-        nowait: bool,
-    ) -> std::io::Result<ReadOutcome> {
+    pub fn read(&self, offset: u64, bytes: &mut [u8], nowait: bool) -> io::Result<ReadOutcome> {
         self.read_checked(self.checksums.as_deref(), offset, bytes, nowait)
     }
 
     /// Reads bytes that the caller compares with other bytes. A comparison finds damage by itself,
-    /// so checksums are verified only for deflated pools, where damage could break inflating.
+    /// so the checksums of a pool are not verified.
     pub(in crate::store) fn read_to_compare(
         &self,
         offset: u64,
         bytes: &mut [u8],
-    ) -> std::io::Result<ReadOutcome> {
-        let checksums = self.checksums.as_deref().filter(|_| self.cells.is_some());
-        self.read_checked(checksums, offset, bytes, false)
+    ) -> io::Result<ReadOutcome> {
+        self.read_checked(None, offset, bytes, false)
     }
 
     fn read_checked(
@@ -89,46 +127,52 @@ impl Content {
         offset: u64,
         bytes: &mut [u8],
         nowait: bool,
-    ) -> std::io::Result<ReadOutcome> {
-        match &self.pool {
-            Some(pool) => {
-                cells::read((pool, self.cells.as_deref(), checksums), offset, bytes, nowait)
-            }
-            None => {
-                bytes.fill(0);
-                Ok(ReadOutcome::Bytes(bytes.len()))
-            }
+    ) -> io::Result<ReadOutcome> {
+        match &self.bytes {
+            Bytes::Pool(pool) => read_pool(pool, checksums, offset, bytes, nowait),
+            Bytes::Archive(archived) => archived.read(offset, bytes, nowait),
         }
     }
 
-    /// How many bytes at the start of a range of its own pool are stored: the bytes before the
+    /// How many bytes at the start of a range of its own addresses are stored: the bytes before the
     /// first hole. A hole reads as zeros, but may be space that was punched, so deduplication must
     /// not refer to it.
     ///
     /// # Errors
     /// As lseek(2).
-    pub(in crate::store) fn stored_len(&self, range: ByteRange) -> std::io::Result<u64> {
-        let Some(pool) = &self.pool else { return Ok(0) };
-        let mut at = range.start;
-        while at < range.end {
-            // A deflated cell is stored at its first address, whatever part of it is asked for.
-            let (end, probe) = match self.cells.as_ref().map(|cells| cells.cell_at(at)) {
-                Some((end, Some(deflated))) => (end, deflated.start),
-                Some((end, None)) => (end, at),
-                None => (range.end, at),
-            };
-            if sys::file::seek_data(&**pool, probe)? != Some(probe) {
-                break;
-            }
-            let hole = match probe == at {
-                true => sys::file::seek_hole(&**pool, at)?.unwrap_or(at),
-                false => end,
-            };
-            at = end.min(hole).min(range.end);
-            if hole < end {
-                break;
-            }
-        }
-        Ok(at - range.start)
+    pub(in crate::store) fn stored_len(&self, range: ByteRange) -> io::Result<u64> {
+        let hole = match &self.bytes {
+            Bytes::Archive(archived) => archived.next_hole(range.start),
+            Bytes::Pool(pool) => match sys::file::seek_data(&**pool, range.start)? {
+                Some(data) if data == range.start => {
+                    sys::file::seek_hole(&**pool, range.start)?.unwrap_or(range.start)
+                }
+                _ => range.start,
+            },
+        };
+        Ok(hole.min(range.end) - range.start)
     }
+}
+
+/// Reads bytes of a pool, and verifies them.
+fn read_pool(
+    pool: &File,
+    checksums: Option<&Checksums>,
+    at: u64,
+    bytes: &mut [u8],
+    nowait: bool,
+) -> io::Result<ReadOutcome> {
+    let got = if nowait {
+        match sys::file::pread_nowait(pool, bytes, at)? {
+            // A short read may mean that the rest is not in the page cache.
+            Some(got) if got == bytes.len() => got,
+            _ => return Ok(ReadOutcome::WouldBlock),
+        }
+    } else {
+        disk::read_at(pool, bytes, at)?
+    };
+    // Verify also what is missing: a block with a checksum behind the end means a truncated pool.
+    bytes.get_mut(got..).unwrap_or_default().fill(0);
+    let damaged = checksums.map_or(Ok(None), |checksums| checksums.verify(pool, at, bytes))?;
+    Ok(damaged.map_or(ReadOutcome::Bytes(got), ReadOutcome::Damaged))
 }

@@ -117,6 +117,16 @@ impl StoreDir {
     /// As open(2), pwrite(2), fdatasync(2), rename(2) and fsync(2). The old content then stays,
     /// except after a failed fsync(2) of the directory.
     pub fn publish(&self, name: &str, bytes: &[u8], durable: bool) -> Result<()> {
+        self.replace(name, bytes, durable)?;
+        if durable { self.sync() } else { Ok(()) }
+    }
+
+    /// As [`StoreDir::publish`], without the sync of the directory: a power cut may bring the old
+    /// content back.
+    ///
+    /// # Errors
+    /// As open(2), pwrite(2), fdatasync(2) and rename(2). The old content then stays.
+    pub fn replace(&self, name: &str, bytes: &[u8], durable: bool) -> Result<()> {
         let temp = format!("{name}.new");
         let what = || format!("publish {}", self.show(name));
         let flags = OFlag::O_WRONLY
@@ -129,8 +139,7 @@ impl StoreDir {
         if durable {
             disk::sync(&file).attempt(what)?;
         }
-        disk::rename(self, &temp, name).attempt(what)?;
-        if durable { self.sync() } else { Ok(()) }
+        disk::rename(self, &temp, name).attempt(what)
     }
 
     /// Publishes several files, as [`StoreDir::publish`] each, with one sync of the directory.

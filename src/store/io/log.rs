@@ -86,26 +86,6 @@ pub fn read_numbered<T: DeserializeOwned>(bytes: &[u8], what: &str) -> Result<(C
     Ok((read_whole(bytes, what, first)?, first))
 }
 
-/// Reads one frame of a log, at `start`, `len` bytes long, with this number.
-///
-/// # Errors
-/// As pread(2), and damage, with file and offset.
-pub fn read_at<T: DeserializeOwned>(
-    file: &File,
-    start: u64,
-    len: u64,
-    seq: u64,
-    what: &str,
-) -> Result<T> {
-    let attempt = || format!("read {what} at offset {start}");
-    let mut bytes = vec![0; usize::try_from(len).unwrap_or(0)];
-    disk::read_at(file, &mut bytes, start).attempt(attempt)?;
-    match frame_at(&bytes, 0, seq) {
-        Some((payload, next)) if next == bytes.len() => decode(payload, what, start),
-        _ => Err(Error::damage(attempt(), "bad frame")),
-    }
-}
-
 fn read_whole<T: DeserializeOwned>(bytes: &[u8], what: &str, first: u64) -> Result<Contents<T>> {
     let contents = read_good(bytes, what, first)?;
     let next = first + contents.records.len() as u64;

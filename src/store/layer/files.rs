@@ -1,17 +1,17 @@
-//! Finds the files of a layer: in its own directory, or in a pack.
+//! Finds the files of a layer: in its own directory, or in the archive.
 //!
-//! A pack holds the journal, checksums and remap of many sealed layers. The pool and the index of a
-//! layer are always in its own directory.
+//! The archive holds the journal, remap and content of sealed layers. An index is always in the
+//! directory of its layer.
 
 use std::sync::Arc;
 
 use crate::error::{Attempt, Result};
+use crate::store::archived::{ARCHIVE, ArchivedLayer, ArchivedLayers};
 use crate::store::io::dir::StoreDir;
 use crate::store::io::disk;
 use crate::store::io::frames::LogBytes;
 use crate::store::layer::info::Sidecars;
 use crate::store::layer::{INDEX, JOURNAL, MAP, POOL, SUMS, dir_name};
-use crate::store::pack::{PackedLayer, Packs};
 use crate::types::LayerId;
 
 /// The largest file that is read into memory as a whole, in bytes.
@@ -21,20 +21,22 @@ const IN_MEMORY: u64 = 4 << 20;
 pub struct Layers {
     /// The directory `layers`.
     pub(in crate::store) dir: StoreDir,
-    /// The directory `packs`.
-    pub(in crate::store) packs: Packs,
+    /// The directory `archive`.
+    pub(in crate::store) archived: ArchivedLayers,
 }
 
 impl Layers {
-    /// Opens the layers of a store, and calls `each` for each layer in a pack.
+    /// Opens the layers of a store, and calls `each` for each layer in the archive.
     ///
     /// # Errors
-    /// As [`Packs::open`].
+    /// As [`ArchivedLayers::open`].
     pub(in crate::store) fn open(
         store: &StoreDir,
-        each: &mut dyn FnMut(&PackedLayer),
+        durable: bool,
+        each: &mut dyn FnMut(ArchivedLayer),
     ) -> Result<Layers> {
-        Ok(Layers { dir: store.dir("layers")?, packs: Packs::open(store, each)? })
+        let dir = store.dir("layers")?;
+        Ok(Layers { dir, archived: ArchivedLayers::open(store, durable, each)? })
     }
 
     /// The layers that have directories, in order.
@@ -59,12 +61,12 @@ impl Layers {
     /// file.
     ///
     /// # Errors
-    /// As open(2) and read(2), and damage of a pack.
+    /// As open(2) and read(2), and damage of the archive.
     pub(in crate::store) fn read(&self, layer: LayerId, name: &str) -> Result<Option<Vec<u8>>> {
         if name != INDEX
-            && let Some(packed) = self.packs.get(layer)?
+            && let Some(archived) = self.archived.get(layer)?
         {
-            return Ok(packed_file(packed, name));
+            return Ok(file_of(archived, name));
         }
         self.dir_of(layer)?.read(name)
     }
@@ -79,9 +81,9 @@ impl Layers {
         name: &str,
     ) -> Result<Option<LogBytes>> {
         if name != INDEX
-            && let Some(packed) = self.packs.get(layer)?
+            && let Some(archived) = self.archived.get(layer)?
         {
-            return Ok(packed_file(packed, name).map(LogBytes::Memory));
+            return Ok(file_of(archived, name).map(LogBytes::Memory));
         }
         let Some(file) = self.dir_of(layer)?.open_file(name)? else { return Ok(None) };
         let len = file.metadata().attempt(|| format!("stat {}", self.show(layer, name)))?.len();
@@ -95,8 +97,11 @@ impl Layers {
 
     /// The path of a file of a layer, for messages.
     pub(in crate::store) fn show(&self, layer: LayerId, name: &str) -> String {
-        match matches!(name, JOURNAL | SUMS | MAP) && self.packs.has(layer) {
-            true => format!("the {name} of {}", self.packs.show(layer)),
+        match name != INDEX && self.archived.has(layer) {
+            true => {
+                let archive = self.dir.path().with_file_name(ARCHIVE);
+                format!("the {name} of layer {layer} in {}", archive.display())
+            }
             false => self.dir.path().join(dir_name(layer)).join(name).display().to_string(),
         }
     }
@@ -104,86 +109,77 @@ impl Layers {
     /// The files that a layer has besides its journal.
     ///
     /// # Errors
-    /// As fstatat(2), and damage of a pack.
+    /// As fstatat(2), and damage of the archive.
     pub(in crate::store) fn sidecars(&self, layer: LayerId) -> Result<Sidecars> {
-        match self.packs.get(layer)? {
-            Some(packed) => self.packed_sidecars(&packed),
+        match self.archived.get(layer)? {
+            Some(archived) => self.sidecars_of(&archived),
             None => {
                 let dir = self.dir_of(layer)?;
                 let (summed, mapped) = (dir.size(SUMS)?.is_some(), dir.size(MAP)?.is_some());
-                Ok(Sidecars { summed, mapped, index: dir.size(INDEX)?, packed: false, hole: None })
+                Ok(Sidecars { summed, mapped, index: dir.size(INDEX)?, archived: None })
             }
         }
     }
 
-    /// The files that a layer in a pack has besides its journal.
+    /// The files that a layer in the archive has besides its journal.
     ///
     /// # Errors
     /// As fstatat(2).
-    pub(in crate::store) fn packed_sidecars(&self, packed: &PackedLayer) -> Result<Sidecars> {
-        // Most layers in packs have no directory.
-        let index = match self.dir.size(&dir_name(packed.layer))? {
-            Some(_) => self.dir_of(packed.layer)?.size(INDEX)?,
+    pub(in crate::store) fn sidecars_of(&self, archived: &ArchivedLayer) -> Result<Sidecars> {
+        // Most layers in the archive have no directory.
+        let index = match self.dir.size(&dir_name(archived.layer))? {
+            Some(_) => self.dir_of(archived.layer)?.size(INDEX)?,
             None => None,
         };
-        Ok(Sidecars {
-            summed: true,
-            mapped: packed.map.is_some(),
-            index,
-            packed: true,
-            hole: packed.hole,
-        })
+        let (mapped, archived) = (archived.map.is_some(), Some(archived.end));
+        Ok(Sidecars { summed: true, mapped, index, archived })
     }
 
-    /// Removes the files that an interrupted move into a pack left behind. `directories` are the
-    /// layers that have directories.
+    /// Removes the files that an interrupted move into the archive left behind. `directories` are
+    /// the layers that have directories.
     ///
     /// # Errors
-    /// As unlink(2), and damage of a pack.
+    /// As readdir(3) and unlink(2).
     pub(in crate::store) fn remove_leftovers(&self, directories: &[LayerId]) -> Result<()> {
-        self.packs.remove_old()?;
-        for layer in directories.iter().copied().filter(|layer| self.packs.has(*layer)) {
-            let Some(packed) = self.packs.get(layer)? else { continue };
+        self.archived.remove_leftovers()?;
+        let moved = directories.iter().copied().filter(|layer| self.archived.has(*layer));
+        for layer in moved {
             let dir = self.dir_of(layer)?;
-            let is_empty = packed.hole.is_some();
-            let is_left = is_empty && (dir.size(POOL)?.is_some() || dir.size(INDEX)?.is_none());
-            if is_left || dir.size(JOURNAL)?.is_some() {
-                self.clear(layer, is_empty)?;
+            if dir.size(JOURNAL)?.is_some() || dir.size(INDEX)?.is_none() {
+                self.clear(layer)?;
             }
         }
         Ok(())
     }
 
-    /// Removes the files of a layer that a pack holds too; `with_pool`, the pool as well. Removes
-    /// the directory if it is empty then.
+    /// Removes the files of a layer that is in the archive, except its index. Removes the directory
+    /// if it is empty then.
     ///
-    /// A power cut may bring the files back. That does no harm as long as the layer is in a pack.
+    /// A power cut may bring the files back. That does no harm as long as the layer is in the
+    /// archive.
     ///
     /// # Errors
     /// As unlink(2) and rmdir(2); the next start removes the rest.
-    pub(in crate::store) fn clear(&self, layer: LayerId, with_pool: bool) -> Result<()> {
+    pub(in crate::store) fn clear(&self, layer: LayerId) -> Result<()> {
         let name = dir_name(layer);
         if self.dir.size(&name)?.is_none() {
             return Ok(());
         }
         let dir = self.dir_of(layer)?;
-        for name in [MAP, SUMS, "map.new", "sums.new", "journal.new", "index.new"] {
+        for name in [POOL, MAP, SUMS, "map.new", "sums.new", "journal.new", "index.new"] {
             dir.remove(name)?;
-        }
-        if with_pool {
-            dir.remove(POOL)?;
         }
         // Last: `remove_leftovers` takes a journal as the sign that files are left.
         dir.remove(JOURNAL)?;
-        if with_pool && dir.size(INDEX)?.is_none() {
+        if dir.size(INDEX)?.is_none() {
             disk::remove_dir(&self.dir, &name)
                 .attempt(|| format!("remove {}", self.dir.show(&name)))?;
         }
         Ok(())
     }
 
-    /// Makes sure that no power cut brings back a journal of layers that are about to leave their
-    /// pack.
+    /// Makes sure that no power cut brings back a journal of layers that are about to leave the
+    /// archive.
     ///
     /// # Errors
     /// As unlink(2) and fsync(2).
@@ -201,12 +197,11 @@ impl Layers {
     }
 }
 
-/// A file of a layer that is in a pack.
-fn packed_file(packed: PackedLayer, name: &str) -> Option<Vec<u8>> {
+/// A file of a layer that is in the archive.
+fn file_of(archived: ArchivedLayer, name: &str) -> Option<Vec<u8>> {
     match name {
-        JOURNAL => Some(packed.journal),
-        SUMS => packed.sums,
-        MAP => packed.map,
+        JOURNAL => Some(archived.journal),
+        MAP => archived.map,
         _ => None,
     }
 }

@@ -19,10 +19,8 @@ pub struct LayerInfo {
     pub bytes: u64,
     /// Bytes of its index, if it has one.
     pub index: Option<u64>,
-    /// Whether its journal, checksums and remap are in a pack.
-    pub packed: bool,
-    /// The end of its addresses, if all of its content is stored elsewhere and it has no pool.
-    pub hole: Option<u64>,
+    /// The end of its addresses, if it is in the archive and has no files but an index.
+    pub archived: Option<u64>,
 }
 
 /// The files that a layer has besides its journal.
@@ -34,10 +32,8 @@ pub(in crate::store) struct Sidecars {
     pub mapped: bool,
     /// Bytes of its index, if it has one.
     pub index: Option<u64>,
-    /// Whether its journal, checksums and remap are in a pack.
-    pub packed: bool,
-    /// The end of its addresses, if it has no pool.
-    pub hole: Option<u64>,
+    /// The end of its addresses, if it is in the archive.
+    pub archived: Option<u64>,
 }
 
 impl LayerInfo {
@@ -48,7 +44,7 @@ impl LayerInfo {
         bytes: u64,
         sidecars: Sidecars,
     ) -> LayerInfo {
-        let Sidecars { summed, mapped, index, packed, hole } = sidecars;
-        LayerInfo { header, seal, compact, summed, mapped, bytes, index, packed, hole }
+        let Sidecars { summed, mapped, index, archived } = sidecars;
+        LayerInfo { header, seal, compact, summed, mapped, bytes, index, archived }
     }
 }

@@ -17,6 +17,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use parking_lot::Mutex;
 
 use crate::error::{Error, Result};
+use crate::store::archived::ArchivedLayer;
 use crate::store::io::codec;
 use crate::store::io::frames;
 use crate::store::io::frames::{Frames, LogBytes};
@@ -25,7 +26,6 @@ use crate::store::io::writer::Writer;
 use crate::store::layer::files::Layers;
 use crate::store::layer::info::LayerInfo;
 use crate::store::layer::{INDEX, JOURNAL};
-use crate::store::pack::PackedLayer;
 use crate::store::record::{Header, Record, Seal};
 use crate::tree::{Edit, Source};
 use crate::types::LayerId;
@@ -274,7 +274,7 @@ impl Marks {
             Record::Opened { writer } => (self.writer, self.failed) = (Some(*writer), None),
             Record::Compact => self.is_compact |= number == 1,
             Record::Header(_) | Record::PreImage(_) | Record::Left(_) => {}
-            Record::Abandoned | Record::Cells(_) => {}
+            Record::Abandoned => {}
         }
     }
 
@@ -341,20 +341,23 @@ pub(in crate::store) fn read_info(
     }
 }
 
-/// Reads the catalog entry of a layer that is in a pack.
+/// Reads the catalog entry of a layer that is in the archive.
 ///
 /// # Errors
-/// Damage: a pack holds sealed layers only.
-pub(in crate::store) fn packed_info(layers: &Layers, packed: &PackedLayer) -> Result<LayerInfo> {
-    let layer = packed.layer;
-    let outline = frames::outline_of(&packed.journal)?;
+/// Damage: the archive holds sealed layers only.
+pub(in crate::store) fn archived_info(
+    layers: &Layers,
+    archived: &ArchivedLayer,
+) -> Result<LayerInfo> {
+    let layer = archived.layer;
+    let outline = frames::outline_of(&archived.journal)?;
     let Some((header, compact, seal)) = outline.and_then(|outline| sealed_ends(layer, outline))
     else {
         let attempt = format!("read {}", layers.show(layer, JOURNAL));
         return Err(Error::damage(attempt, "it is not the journal of a sealed layer"));
     };
-    let sidecars = layers.packed_sidecars(packed)?;
-    Ok(LayerInfo::new(header, Some(seal), compact, packed.journal.len() as u64, sidecars))
+    let sidecars = layers.sidecars_of(archived)?;
+    Ok(LayerInfo::new(header, Some(seal), compact, archived.journal.len() as u64, sidecars))
 }
 
 /// The header and the seal of a sealed journal, and whether the journal is compact; `None` if the
@@ -417,7 +420,7 @@ fn valid_after_power_cut(frames: &Frames<Record>, synced: usize) -> Result<usize
         Record::PreImage(image) => image.node.is_some(),
         Record::Header(_) | Record::Opened { .. } | Record::Synced | Record::Seal(_) => false,
         Record::Left(_) | Record::Abandoned | Record::SyncedTo(_) => false,
-        Record::Compact | Record::SyncFailed(_) | Record::Cells(_) => false,
+        Record::Compact | Record::SyncFailed(_) => false,
     };
     for (number, record) in (synced..).zip(frames.records_from(synced)) {
         if refers_to_pool(&record?) {

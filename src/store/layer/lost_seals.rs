@@ -60,7 +60,7 @@ impl Evidence<'_> {
             if info.seal.is_some() || self.tops.contains(&info.header.layer) {
                 layers.extend(info.header.parent);
             }
-            if info.summed || info.mapped || info.index.is_some() || info.packed {
+            if info.summed || info.mapped || info.index.is_some() || info.archived.is_some() {
                 layers.insert(info.header.layer);
             }
         }

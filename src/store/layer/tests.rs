@@ -54,7 +54,7 @@ fn seal(message: String) -> Seal {
 fn layers(store: &Path) -> Layers {
     let store = StoreDir::open(store).unwrap();
     store.make_dir("layers").unwrap();
-    Layers::open(&store, &mut |_| ()).unwrap()
+    Layers::open(&store, false, &mut |_| ()).unwrap()
 }
 
 /// A layer that is written under the first boot.

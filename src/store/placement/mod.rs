@@ -1,18 +1,17 @@
 //! Places the content and the records of sealed layers: reads content wherever it is, publishes
-//! checksums and remaps, moves small layers into packs, and gathers their content.
+//! checksums and remaps, and moves layers into the archive.
 //!
 //! * The cached [`Content`] of a layer says what the files of the layer say. It is loaded under the
 //!   lock of the catalog and dropped under that lock when one of the files is replaced. So after
 //!   [`Store::publish_remap`] returned, no reader finds an older remap.
-//! * Moving content changes remaps, never extents. A state, an edit history and a reader all see
-//!   the move at once.
+//! * Moving content changes neither extents nor addresses. A state, an edit history and a reader
+//!   all see the move at once.
 //!
-//! `content` and `pack` define the data. This folder is above `layer`, because publishing a remap
-//! changes both the directory of a layer and the catalog.
+//! `content` and `archived` define the data. This folder is above `layer`, because publishing a
+//! remap changes both the directory of a layer and the catalog.
 
+pub mod archiving;
 mod checksums;
-mod gather;
-pub mod packing;
 mod remap;
 
 use std::fs::File;
@@ -22,15 +21,13 @@ use std::sync::atomic::Ordering;
 use crate::error::{Attempt, Error, Kind, Result};
 use crate::store::Store;
 use crate::store::catalog::State;
-use crate::store::content::Content;
-use crate::store::content::cells::{Cells, ReadOutcome};
+use crate::store::content::archived::ArchivedContent;
 use crate::store::content::checksums::Checksums;
 use crate::store::content::live_ranges::{LiveRanges, in_blocks};
 use crate::store::content::remap::Remap;
-use crate::store::io::log;
+use crate::store::content::{Bytes, Content, ReadOutcome};
+use crate::store::layer::POOL;
 use crate::store::layer::files::Layers;
-use crate::store::layer::{JOURNAL, LayerInfo, POOL};
-use crate::store::record::{LayerKind, Record};
 use crate::types::{ByteRange, LayerId};
 
 pub(in crate::store) use checksums::read_checksums;
@@ -61,16 +58,15 @@ impl Store {
         Ok(located)
     }
 
-    /// The ranges of the pool of a layer that take space and are not live.
+    /// The addresses of a layer that take space and are not live.
     ///
     /// # Errors
-    /// As lseek(2), and damage of the journal of a gathered layer.
+    /// As lseek(2), and damage of the archive.
     pub fn unused(&self, layer: LayerId, live: &LiveRanges) -> Result<Vec<ByteRange>> {
-        let data = self.pool_data(layer)?;
-        if data.is_empty() {
-            return Ok(data);
+        if let Bytes::Archive(archived) = &self.content(layer)?.bytes {
+            return Ok(archived.unused(&live.of(layer)));
         }
-        Ok(live.unused(layer, &data, self.content(layer)?.cells.as_deref()))
+        Ok(live.unused(layer, &self.pool_data(layer)?))
     }
 
     /// The content of a layer. If its checksums cannot be read, logs a warning and leaves them out.
@@ -98,22 +94,16 @@ impl Store {
                 "there is no such layer",
             )
         })?;
-        let pool = match info.hole {
-            None => Some(Arc::new(self.layers.dir_of(layer)?.file(POOL, false)?)),
-            Some(_) => None,
-        };
         let remap = if info.mapped { read_remap(&self.layers, layer)?.map(Arc::new) } else { None };
-        let has_checksums = info.summed && pool.is_some();
-        // No file says any more how the pool of a retiring layer is stored.
-        let (checksums, cells) = match state.retiring.get(&layer) {
-            Some(known) => (Some(Arc::clone(&known.checksums)), known.cells.clone()),
-            None => {
-                let cells = if pool.is_some() { read_cells(&self.layers, info)? } else { None };
-                let checksums = has_checksums.then(|| self.load_checksums(layer)).flatten();
-                (checksums, cells.map(Arc::new))
-            }
-        };
-        Ok(Content { pool, checksums, remap, cells })
+        if info.archived.is_some() {
+            let archived = archived_content(&self.layers, layer)?.ok_or_else(|| {
+                Error::damage(format!("read layer {layer}"), "it is not in the archive")
+            })?;
+            return Ok(Content { bytes: Bytes::Archive(archived), checksums: None, remap });
+        }
+        let pool = Arc::new(self.layers.dir_of(layer)?.file(POOL, false)?);
+        let checksums = info.summed.then(|| self.load_checksums(layer)).flatten();
+        Ok(Content { bytes: Bytes::Pool(pool), checksums, remap })
     }
 
     fn load_checksums(&self, layer: LayerId) -> Option<Arc<Checksums>> {
@@ -126,12 +116,12 @@ impl Store {
         }
     }
 
-    /// The pool of a layer. `None` if the pool was removed because all content is in other pools.
+    /// The pool of a layer. `None` if the layer is in the archive.
     ///
     /// # Errors
     /// As [`Store::content`].
     pub fn pool(&self, layer: LayerId) -> Result<Option<Arc<File>>> {
-        Ok(self.content(layer)?.pool.clone())
+        Ok(self.content(layer)?.pool().cloned())
     }
 
     /// The end of the addresses of a layer.
@@ -139,12 +129,7 @@ impl Store {
     /// # Errors
     /// As [`Store::content`] and fstat(2).
     pub fn pool_end(&self, layer: LayerId) -> Result<u64> {
-        match (self.pool(layer)?, self.layer(layer).and_then(|info| info.hole)) {
-            (Some(pool), _) => {
-                Ok(pool.metadata().attempt(|| format!("stat the pool of layer {layer}"))?.len())
-            }
-            (None, end) => Ok(end.unwrap_or(0)),
-        }
+        self.content(layer)?.end().attempt(|| format!("stat the pool of layer {layer}"))
     }
 
     /// The remap of a layer. `None` if it has none, or if there is no such layer.
@@ -174,17 +159,9 @@ impl Store {
             let source = other.as_ref().unwrap_or(&content);
             let end = done + usize::try_from(range.len).unwrap_or(usize::MAX);
             let Some(part) = bytes.get_mut(done..end) else { break };
-            let got = match source.pool {
-                Some(_) => match source.read_to_compare(range.offset, part).attempt(attempt)? {
-                    ReadOutcome::Bytes(got) => got,
-                    ReadOutcome::WouldBlock | ReadOutcome::Damaged(_) => 0,
-                },
-                None => {
-                    let left = self.pool_end(range.layer)?.saturating_sub(range.offset);
-                    let zeros = usize::try_from(left).unwrap_or(usize::MAX).min(part.len());
-                    part.iter_mut().take(zeros).for_each(|byte| *byte = 0);
-                    zeros
-                }
+            let got = match source.read_to_compare(range.offset, part).attempt(attempt)? {
+                ReadOutcome::Bytes(got) => got,
+                ReadOutcome::WouldBlock | ReadOutcome::Damaged(_) => 0,
             };
             done += got;
             if got < part.len() {
@@ -194,19 +171,29 @@ impl Store {
         Ok(done)
     }
 
-    /// How many bytes of content of a layer are in its own pool, and how many are remapped. `None`
-    /// if there is no such layer.
+    /// How many bytes of content of a layer are its own, and how many are remapped. `None` if there
+    /// is no such layer.
     ///
     /// # Errors
     /// As [`Store::content`] and lseek(2).
     pub fn content_space(&self, layer: LayerId) -> Result<Option<(u64, u64)>> {
-        let Some(info) = self.layer(layer) else { return Ok(None) };
+        if self.layer(layer).is_none() {
+            return Ok(None);
+        }
         let remapped = read_remap(&self.layers, layer)?.map_or(0, |remap| remap.bytes());
-        match self.pool_data(layer) {
+        match self.stored_ranges(layer) {
             Ok(data) => Ok(Some((data.iter().map(ByteRange::len).sum(), remapped))),
             // gc may have removed the layer meanwhile.
-            Err(_) if self.layer(info.header.layer).is_none() => Ok(None),
+            Err(_) if self.layer(layer).is_none() => Ok(None),
             Err(error) => Err(error),
+        }
+    }
+
+    /// The addresses of a layer that take space.
+    fn stored_ranges(&self, layer: LayerId) -> Result<Vec<ByteRange>> {
+        match &self.content(layer)?.bytes {
+            Bytes::Archive(archived) => Ok(archived.stored()),
+            Bytes::Pool(_) => self.pool_data(layer),
         }
     }
 
@@ -222,25 +209,22 @@ impl Store {
     }
 }
 
-/// How the pool of a gathered layer is deflated. `None` for other layers.
+/// The content of a layer in the archive. `None` for other layers.
 ///
 /// # Errors
-/// Damage, with file and offset.
-pub(in crate::store) fn read_cells(layers: &Layers, info: &LayerInfo) -> Result<Option<Cells>> {
-    if info.header.kind != LayerKind::Gathered {
+/// Damage of the archive.
+pub(in crate::store) fn archived_content(
+    layers: &Layers,
+    layer: LayerId,
+) -> Result<Option<ArchivedContent>> {
+    let (Some(archive), Some(found)) = (layers.archived.archive(), layers.archived.get(layer)?)
+    else {
         return Ok(None);
-    }
-    let layer = info.header.layer;
-    let what = layers.show(layer, JOURNAL);
-    let damage = |why: &str| Error::damage(format!("read {what}"), why);
-    let bytes = layers
-        .read(layer, JOURNAL)?
-        .ok_or_else(|| damage("the journal, which says how the pool is deflated, is missing"))?;
-    let records = log::read::<Record>(&bytes, &what)?.records;
-    let lens = records.into_iter().find_map(|(record, _)| match record {
-        Record::Cells(lens) => Some(lens),
-        _ => None,
-    });
-    let too_long = || damage("a deflated cell is longer than a cell");
-    lens.map(|lens| Cells::new(lens).ok_or_else(too_long)).transpose()
+    };
+    let content = ArchivedContent::new(layer, Arc::clone(archive), found.end, found.content);
+    let damage = || {
+        let attempt = format!("read {}", layers.show(layer, POOL));
+        Error::damage(attempt, "its ranges and its chunks do not have the same length")
+    };
+    content.map(Some).ok_or_else(damage)
 }

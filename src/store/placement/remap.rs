@@ -7,20 +7,19 @@
 //!   *uncertain*, and no space is freed until the store is opened again: see
 //!   [`Store::require_certain_remaps`].
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use crate::error::{Attempt, Error, Kind, Result};
 use crate::store::Store;
-use crate::store::content::checksums;
+use crate::store::archived::{ArchivedLayer, Change};
 use crate::store::content::remap;
 use crate::store::content::remap::Remap;
 use crate::store::io::disk;
 use crate::store::io::log;
 use crate::store::io::log::Log;
 use crate::store::layer::files::Layers;
-use crate::store::layer::{LayerInfo, MAP, SUMS};
-use crate::store::pack::{Change, PackedLayer};
+use crate::store::layer::{LayerInfo, MAP};
 use crate::types::LayerId;
 
 impl Store {
@@ -36,42 +35,25 @@ impl Store {
     }
 
     /// Publishes the remaps of many layers: one by one for layers with a directory, then all layers
-    /// in packs with one new pack.
+    /// in the archive at once.
     ///
     /// # Errors
     /// As [`Store::publish_remap`]; some may be published then.
     pub fn publish_remaps(&self, remaps: &[(LayerId, Remap)]) -> Result<()> {
-        let mut packed = Vec::new();
+        let mut changes = Vec::new();
         for (layer, remap) in remaps {
-            match self.layers.packs.get(*layer)? {
-                Some(known) => packed.push(Change::Put(self.packed_with_remap(known, remap)?)),
+            match self.layers.archived.get(*layer)? {
+                Some(archived) => {
+                    let is_empty = remap.runs().is_empty();
+                    let map = if is_empty { None } else { Some(log::frames(remap.records())?) };
+                    changes.push(Change::Put(ArchivedLayer { map, ..archived }));
+                }
                 None => self.publish_remap_file(*layer, remap)?,
             }
         }
-        self.publish_pack(packed, BTreeMap::new())?;
+        self.change_archive(changes)?;
         self.note_remap_targets(remaps.iter().map(|(_, remap)| remap));
         Ok(())
-    }
-
-    /// A layer in a pack with another remap, and without the checksums of the blocks that this
-    /// frees.
-    pub(in crate::store) fn packed_with_remap(
-        &self,
-        packed: PackedLayer,
-        remap: &Remap,
-    ) -> Result<PackedLayer> {
-        let layer = packed.layer;
-        let sums = match &packed.sums {
-            None => None,
-            Some(bytes) => {
-                let checksums = checksums::parse(bytes, &self.layers.show(layer, SUMS))?;
-                let trimmed = checksums.without_blocks(&remap.freed_blocks());
-                Some(log::frames(trimmed.into_records())?)
-            }
-        };
-        let is_empty = remap.runs().is_empty();
-        let map = if is_empty { None } else { Some(log::frames(remap.records())?) };
-        Ok(PackedLayer { map, sums, ..packed })
     }
 
     fn publish_remap_file(&self, layer: LayerId, remap: &Remap) -> Result<()> {
@@ -109,7 +91,7 @@ impl Store {
     }
 
     /// Adds the targets of published remaps to those that [`Store::is_remap_target`] knows.
-    pub(in crate::store) fn note_remap_targets<'m>(&self, remaps: impl Iterator<Item = &'m Remap>) {
+    fn note_remap_targets<'m>(&self, remaps: impl Iterator<Item = &'m Remap>) {
         if let Some(targets) = &mut self.state.lock().remap_targets {
             targets.extend(remaps.flat_map(|remap| remap.runs()).map(|run| run.layer));
         }
@@ -141,8 +123,8 @@ impl Store {
     /// # Errors
     /// As fsync(2).
     pub fn sync_remap(&self, layer: LayerId) -> Result<()> {
-        // Packs are synced before they are used.
-        let is_file = |info: &LayerInfo| info.mapped && !info.packed;
+        // The archive is synced before it is used.
+        let is_file = |info: &LayerInfo| info.mapped && info.archived.is_none();
         let is_file = self.state.lock().catalog.get(&layer).is_some_and(is_file);
         if is_file && self.durable { self.layers.dir_of(layer)?.sync() } else { Ok(()) }
     }

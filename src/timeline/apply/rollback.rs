@@ -422,6 +422,6 @@ fn image_in(record: Record) -> Option<(TreePath, Option<PreNode>)> {
         Record::PreImage(image) => Some((image.path, image.node)),
         Record::Header(_) | Record::Opened { .. } | Record::Edits(_) | Record::Synced => None,
         Record::Seal(_) | Record::Left(_) | Record::Abandoned => None,
-        Record::SyncedTo(_) | Record::Compact | Record::SyncFailed(_) | Record::Cells(_) => None,
+        Record::SyncedTo(_) | Record::Compact | Record::SyncFailed(_) => None,
     }
 }

@@ -1,10 +1,11 @@
-//! Describes a state of this store as a tree blob.
+//! Moves cold layers into the archive of the store, and describes a state as a tree blob.
 //!
 //! A description has everything that the mount shows, base included, and nothing of this store. An
 //! import builds a state from it again (`timeline/import/state.rs`).
 
 #[cfg(test)]
 mod build;
+mod cold;
 mod content;
 mod describe;
 #[cfg(test)]

@@ -165,22 +165,9 @@ impl Checker {
     fn check_content_of_versions(&mut self, places: &[EntryPlace], referred: &Referred) {
         for (layer, ranges) in referred {
             // The check of the states reported unreadable checksums already.
-            let Ok(Some(sums)) = self.store.sums(*layer) else { continue };
-            let known = self.layers.get(layer);
-            let Ok(cells) = known.map_or(Ok(None), |known| self.store.cells(&known.info)) else {
-                continue;
-            };
-            // Reading a byte of a deflated cell reads the whole cell.
-            let whole =
-                |range: ByteRange| cells.as_ref().map_or(range, |cells| cells.round_out(range));
-            let ranges: Vec<(ByteRange, usize)> =
-                ranges.iter().map(|(range, of)| (whole(*range), *of)).collect();
-            let Ok(damaged) = self.store.damaged_blocks(*layer, &sums, &joined(&ranges)) else {
-                continue;
-            };
+            let Ok(Some(found)) = self.store.verify(*layer, &joined(ranges)) else { continue };
             let pool = self.store.show(*layer, POOL);
-            for block in damaged {
-                let block = ByteRange::at(block, crate::store::content::pool::BLOCK);
+            for block in found.damaged {
                 let meets = |range: &ByteRange| range.start < block.end && block.start < range.end;
                 let of = ranges
                     .iter()

@@ -13,7 +13,7 @@ use std::path::Path;
 use crate::error::{Error, Result};
 use crate::store::content::live_ranges::LiveRanges;
 use crate::store::content::remap::{PoolRange, Remap, Run};
-use crate::store::fsck_read::Inspect;
+use crate::store::fsck_read::{Inspect, Verified};
 use crate::store::io::log;
 use crate::store::layer::{INDEX, LayerContents, POOL, SUMS};
 use crate::store::record::{LayerKind, PreImage, Record};
@@ -125,7 +125,7 @@ pub struct Report {
 /// There is no store, or it has another format.
 pub fn check(path: &Path, read_data: bool) -> Result<Report> {
     let mut store = Inspect::open(path)?;
-    let damaged = store.damaged_packs().into_iter().map(Problem::Record).collect();
+    let damaged = store.damage_of_archive().into_iter().map(Problem::Record).collect();
     let mut checker = Checker {
         store,
         report: Report { problems: damaged, ..Report::default() },
@@ -257,11 +257,7 @@ impl Checker {
                 Err(error) => self.problem(Problem::Record(error)),
             }
         }
-        // A pool that is gone cannot be the target of a remap.
-        let end_of = |layer: &LayerId| match self.store.pool(*layer) {
-            Ok((Some(_), end)) => Some((*layer, end)),
-            Ok((None, _)) | Err(_) => None,
-        };
+        let end_of = |layer: &LayerId| Some((*layer, self.store.pool(*layer).ok()?.1));
         let ends: BTreeMap<LayerId, u64> = self.layers.keys().filter_map(end_of).collect();
         let mut wrong = Vec::new();
         for (layer, map) in &self.maps {
@@ -301,7 +297,7 @@ impl Checker {
                 self.check_images(layer);
                 continue;
             }
-            if matches!(header.kind, LayerKind::Collected | LayerKind::Gathered) {
+            if header.kind == LayerKind::Collected {
                 continue;
             }
             let below = match header.parent.map(|parent| (parent, trees.get(&parent))) {
@@ -459,50 +455,18 @@ impl Checker {
     /// Reads and verifies every block that something refers to.
     fn check_content(&mut self) {
         for (layer, ranges) in std::mem::take(&mut self.refs) {
-            // A pool that does not exist reads as zeros.
-            if matches!(self.store.pool(layer), Ok((None, _))) {
-                continue;
-            }
             let bytes: u64 = ranges.iter().map(ByteRange::len).sum();
-            let sums = match self.store.sums(layer) {
-                Ok(Some(sums)) => sums,
-                Ok(None) => {
-                    self.report.bytes_without_sum += bytes;
-                    continue;
-                }
-                Err(error) => {
-                    self.problem(Problem::Record(error));
-                    continue;
-                }
-            };
-            let cells = match self
-                .layers
-                .get(&layer)
-                .map_or(Ok(None), |known| self.store.cells(&known.info))
-            {
-                Ok(cells) => cells,
-                Err(error) => {
-                    self.problem(Problem::Record(error));
-                    continue;
-                }
-            };
-            // Read each cell once.
-            let mut stored = LiveRanges::default();
-            for range in ranges {
-                stored
-                    .add_range(layer, cells.as_ref().map_or(range, |cells| cells.round_out(range)));
-            }
-            let stored = stored.of(layer);
-            let found = self.store.damaged_blocks(layer, &sums, &stored);
-            // A block can lack a checksum, for example after an interrupted punch of a neighbour.
-            let found = found.and_then(|f| Ok((f, self.store.without_sum(layer, &sums, &stored)?)));
-            match found {
-                Ok((blocks, without)) => {
-                    self.report.bytes_read += bytes.saturating_sub(without);
-                    self.report.bytes_without_sum += without;
+            // Read each block and each chunk once.
+            let mut needed = LiveRanges::default();
+            ranges.into_iter().for_each(|range| needed.add_range(layer, range));
+            match self.store.verify(layer, &needed.of(layer)) {
+                Ok(None) => self.report.bytes_without_sum += bytes,
+                Ok(Some(Verified { damaged, without_sum })) => {
+                    self.report.bytes_read += bytes.saturating_sub(without_sum);
+                    self.report.bytes_without_sum += without_sum;
                     let file = self.store.show(layer, POOL);
-                    for block in blocks {
-                        self.problem(Problem::Content(file.clone(), block));
+                    for range in damaged {
+                        self.problem(Problem::Content(file.clone(), range.start));
                     }
                 }
                 Err(error) => self.problem(Problem::Record(error)),

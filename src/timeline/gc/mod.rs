@@ -23,13 +23,12 @@ pub(in crate::timeline) mod policy;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use crate::error::{Attempt, Error, Kind, Result};
 use crate::fs::merged::pre_images::{PreImages, index_in_history};
 use crate::store::content::live_ranges::LiveRanges;
 use crate::store::layer::LayerInfo;
-use crate::store::placement::packing::JournalRewriter;
+use crate::store::placement::archiving::JournalRewriter;
 use crate::store::record::{Header, LayerKind, OpRecord, OpVerb, Record, Seal};
 use crate::timeline::dormant::{LiveHead, live_sets};
 use crate::timeline::{Common, Timeline};
@@ -360,7 +359,6 @@ impl Common {
                 maps.push((layer, thinner));
             }
         }
-        self.may_be_sparse.store(true, Ordering::Relaxed);
         self.store.publish_remaps(&maps)
     }
 
@@ -559,7 +557,7 @@ impl Common {
     /// refers to. Returns the bytes.
     fn sweep(&self, refs: &LiveRanges, live: &[LiveHead], dry_run: bool) -> Result<u64> {
         let places = self.store.locate(refs)?;
-        let (mut bytes, mut removed) = (0, Vec::new());
+        let (mut bytes, mut removed, mut to_free) = (0, Vec::new(), Vec::new());
         let last_image =
             self.pre_image_layers().last().map_or(LayerId(u32::MAX), |(_, layer)| *layer);
         for info in self.store.catalog() {
@@ -579,17 +577,20 @@ impl Common {
             // The last pre-image layer stays even if it is empty: its number counts the epochs.
             let is_emptied =
                 info.header.kind == LayerKind::PreImage && info.compact && layer != last_image;
-            let has_no_tree =
-                matches!(info.header.kind, LayerKind::Collected | LayerKind::Gathered);
+            let has_no_tree = info.header.kind == LayerKind::Collected;
             let is_given_up = is_emptied || has_no_tree;
             if is_given_up && !refs.is_used(layer) && !places.is_used(layer) {
                 removed.push(layer);
             } else if !unused.is_empty() {
                 self.store.sync_remap(layer)?;
-                self.store.punch_pool(layer, &unused)?;
+                to_free.push((layer, unused));
             }
         }
-        self.store.remove_layers(&removed)?;
+        if !dry_run {
+            self.store.free(&to_free)?;
+            self.store.remove_layers(&removed)?;
+            self.store.tidy_archive()?;
+        }
         Ok(bytes)
     }
 }

@@ -170,8 +170,12 @@ impl Common {
         if unneeded.len() >= MIN_LAYERS.max(needed / 8) {
             return true;
         }
-        unneeded.iter().map(|info| self.store.layer_usage(info.header.layer)).sum::<u64>()
-            >= MIN_BYTES
+        let usage = |info: &LayerInfo| {
+            let layer = info.header.layer;
+            let archived = info.archived.and_then(|_| self.store.content_space(layer).ok()?);
+            self.store.layer_usage(layer) + archived.map_or(0, |(own, _)| own)
+        };
+        unneeded.iter().map(usage).sum::<u64>() >= MIN_BYTES
     }
 
     /// Whether the store's disk, or the sandbox's quota, is nearly full.

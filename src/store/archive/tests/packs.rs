@@ -5,18 +5,39 @@ use std::path::Path;
 
 use super::noise;
 use crate::error::{Kind, Result};
-use crate::store::archive::packs::{Archive, Rewritten};
+use crate::store::archive::packs::Archive;
 use crate::store::archive::{Chunk, ChunkRef, ChunkSink, ChunkSource, Digest};
 use crate::store::io::dir::StoreDir;
 
+/// Opens all packs of a directory, and removes what is no pack.
 fn open(dir: &Path) -> Result<Archive> {
-    Archive::open(StoreDir::open(dir).unwrap(), true)
+    let dir = StoreDir::open(dir).unwrap();
+    let names = dir.list(Digest::parse).unwrap();
+    let (archive, mut errors) = Archive::open(dir, &names, true);
+    if let Some(error) = errors.pop() {
+        return Err(error);
+    }
+    archive.remove_others("root").map(|()| archive)
+}
+
+fn names(archive: &Archive) -> Vec<Digest> {
+    archive.writer().names_without(&[])
+}
+
+/// Writes anew what is worth it, and removes the packs that this replaces. Returns how many packs
+/// were removed and how many written.
+fn rewrite(archive: &Archive, is_live: &dyn Fn(&Digest) -> bool) -> (usize, usize) {
+    let mut writer = archive.writer();
+    let old = writer.rewrite(is_live).unwrap();
+    let written = writer.finish().unwrap().len();
+    writer.remove(&old).unwrap();
+    (old.len(), written)
 }
 
 fn add(archive: &Archive, contents: &[Vec<u8>]) -> Vec<Digest> {
     let mut writer = archive.writer();
     contents.iter().for_each(|bytes| writer.put(Chunk::new(bytes).unwrap()).unwrap());
-    writer.finish().unwrap()
+    writer.finish().unwrap().to_vec()
 }
 
 fn reference(bytes: &[u8]) -> ChunkRef {
@@ -65,17 +86,16 @@ fn packs_of_which_little_is_live_are_written_anew() {
     let dir = tempfile::tempdir().unwrap();
     let archive = open(dir.path()).unwrap();
     let parts = [contents(0..30), contents(30..60), contents(60..90)];
-    let names: Vec<Digest> = parts.iter().flat_map(|part| add(&archive, part)).collect();
+    let packs: Vec<Digest> = parts.iter().flat_map(|part| add(&archive, part)).collect();
     // Most of the first, little of the second, nothing of the third.
     let live: Vec<&Vec<u8>> = parts[0].iter().skip(5).chain(parts[1].iter().take(3)).collect();
     let digests: BTreeSet<Digest> = live.iter().map(|bytes| Digest::of(bytes)).collect();
-    // A reader goes on with a pack that is removed.
-    let reader = archive.by_name(&names[2]).unwrap().unwrap();
-    let rewritten = archive.rewrite(&|digest| digests.contains(digest)).unwrap();
-    assert_eq!(rewritten, Rewritten { removed: 2, written: 1 });
-    assert_eq!(reader.chunk(&Digest::of(&parts[2][0])).unwrap().as_ref(), Some(&parts[2][0]));
+    let is_live = |digest: &Digest| digests.contains(digest);
+    assert_eq!(rewrite(&archive, &is_live), (1, 0), "a pack with nothing live costs no space");
+    assert_eq!(rewrite(&archive, &is_live), (1, 1));
     for archive in [&archive, &open(dir.path()).unwrap()] {
-        assert!(archive.names().contains(&names[0]) && archive.names().len() == 2);
+        assert!(names(archive).contains(&packs[0]));
+        assert_eq!(names(archive).len(), 2);
         for bytes in &live {
             assert_eq!(archive.get(&reference(bytes)).unwrap(), **bytes);
         }
@@ -83,10 +103,26 @@ fn packs_of_which_little_is_live_are_written_anew() {
         assert!(!archive.has(&Digest::of(&parts[1][5])).unwrap());
     }
     assert_eq!(files(dir.path()), 2);
-    let again = archive.rewrite(&|digest| digests.contains(digest)).unwrap();
-    assert_eq!(again, Rewritten::default(), "nothing is left to do");
-    assert_eq!(archive.rewrite(&|_| false).unwrap().removed, 2);
-    assert_eq!((archive.names().len(), files(dir.path())), (0, 0));
+    assert_eq!(rewrite(&archive, &is_live), (0, 0), "nothing is left to do");
+    assert_eq!(rewrite(&archive, &|_| false), (2, 0));
+    assert_eq!((archive.space(), files(dir.path())), ((0, 0), 0));
+}
+
+#[test]
+fn small_packs_become_one_and_large_frames_are_copied_as_they_are() {
+    let dir = tempfile::tempdir().unwrap();
+    let archive = open(dir.path()).unwrap();
+    let all: Vec<Vec<Vec<u8>>> = (0..9).map(|n| contents(n * 30..n * 30 + 30)).collect();
+    for part in &all {
+        add(&archive, part);
+        while rewrite(&archive, &|_| true).0 > 0 {}
+        assert!(archive.space().0 < 4, "{:?}", archive.space());
+    }
+    for archive in [&archive, &open(dir.path()).unwrap()] {
+        for bytes in all.iter().flatten() {
+            assert_eq!(archive.get(&reference(bytes)).unwrap(), *bytes);
+        }
+    }
 }
 
 #[test]
@@ -97,7 +133,7 @@ fn a_writer_that_does_not_finish_leaves_nothing() {
     writer.put(Chunk::new(b"some bytes").unwrap()).unwrap();
     assert_eq!(files(dir.path()), 1);
     drop(writer);
-    assert_eq!((files(dir.path()), archive.names().len()), (0, 0));
+    assert_eq!((files(dir.path()), archive.space().0), (0, 0));
 }
 
 #[test]
@@ -118,6 +154,25 @@ fn a_pack_under_another_name_and_a_damaged_one_are_refused() {
     let contents = contents(0..3);
     assert_eq!(archive.get(&reference(&contents[0])).unwrap_err().kind, Kind::Damage);
     let first = Digest::of(&contents[0]);
-    assert_eq!(archive.rewrite(&|digest| *digest == first).unwrap_err().kind, Kind::Damage);
-    assert_eq!(files(dir.path()), 1, "the damaged pack stays, and no other");
+    for _ in 0..2 {
+        assert_eq!(rewrite(&archive, &|digest| *digest == first), (0, 0));
+        assert_eq!(files(dir.path()), 1, "the damaged pack stays, and no other");
+    }
+}
+
+#[test]
+fn a_file_that_is_no_pack_of_the_archive_is_removed() {
+    let dir = tempfile::tempdir().unwrap();
+    let archive = open(dir.path()).unwrap();
+    let name = add(&archive, &contents(0..3))[0];
+    add(&archive, &contents(3..6));
+    std::fs::write(dir.path().join("root"), "stays").unwrap();
+    let (archive, errors) = Archive::open(StoreDir::open(dir.path()).unwrap(), &[name], true);
+    assert!(errors.is_empty());
+    archive.remove_others("root").unwrap();
+    assert_eq!(files(dir.path()), 2);
+    assert!(archive.has(&Digest::of(&contents(0..1)[0])).unwrap());
+    std::fs::remove_file(dir.path().join(name.to_string())).unwrap();
+    let (_, errors) = Archive::open(StoreDir::open(dir.path()).unwrap(), &[name], true);
+    assert!(errors.len() == 1 && errors[0].to_string().contains(&name.to_string()), "{errors:?}");
 }

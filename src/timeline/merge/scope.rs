@@ -63,12 +63,10 @@ impl Scope {
                 }
             }
         }
+        // Also the names that only our head changed: the other one may have edited their nodes.
         for (slot, values) in &three.slots {
-            if values.is_changed_by(Side::Theirs)
-                && ![values.base, values.of(Side::Theirs)]
-                    .iter()
-                    .flatten()
-                    .any(|ino| inside.contains(ino))
+            let mut nodes = [values.base, values.of(Side::Theirs)].into_iter().flatten();
+            if !nodes.any(|ino| inside.contains(&ino))
                 && !self.is_merged(three, rules, (slot, values))?
             {
                 self.names.insert(slot.clone(), Side::Ours);

@@ -114,6 +114,37 @@ fn each_head_can_be_chosen_for_a_path() {
     assert_eq!(conflicts[0].theirs, Did::Removed);
 }
 
+/// What either head did to other paths does not matter.
+#[test]
+fn paths_that_are_not_merged_do_not_conflict() {
+    type Run = fn(&Program<'_>);
+    let edit: Run = |p| p.write(&path("a/f"), b"edited\n", false);
+    let others: [Run; 5] = [
+        |p| p.remove(&path("a/f")),
+        |p| p.rename(&path("a/f"), &path("b/moved")),
+        |p| p.rename(&path("a/f"), &path("a/s/moved")),
+        |p| p.remove(&path("a")),
+        |p| p.chmod(&path("a/f"), 0o600),
+    ];
+    for other in others {
+        for (ours, theirs) in [(edit, other), (other, edit), (other, others[1])] {
+            let rules = Rules { paths: vec![path("top")], ..Rules::default() };
+            let with_top = |p: &Program<'_>| {
+                p.write(&path("top"), b"top\n", false);
+                theirs(p);
+            };
+            let (_world, merged) = merge(nothing, ours, with_top, &rules);
+            let merged = merged.unwrap();
+            assert_eq!(read(&merged, "top").as_deref(), Some("top\n"));
+            let (_world, alone) = merge(nothing, ours, nothing, &Rules::default());
+            let alone = alone.unwrap();
+            for at in ["a/f", "b/moved", "a/s/moved", "a/s/g"] {
+                assert_eq!(read(&merged, at), read(&alone, at), "{at}");
+            }
+        }
+    }
+}
+
 /// `l1` and `b/l2` are names of one file.
 #[test]
 fn an_edited_file_of_which_each_head_removed_another_name_conflicts() {

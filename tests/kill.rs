@@ -1,6 +1,6 @@
-//! Kills the daemon again and again at random moments, while several writers and verbs run. After
-//! each remount, the mount holds exactly the acknowledged operations, in order, and perhaps the
-//! operations that were in flight.
+//! Kills the daemon again and again at random moments, while several writers and verbs run in
+//! several heads. After each remount, each head holds exactly its own acknowledged operations, in
+//! order, and perhaps the operations that were in flight.
 //!
 //! `JAILFS_KILLS=N` kills N times. `JAILFS_KILL_SEED=N` chooses the moments and the load; timing
 //! also matters, so a seed that failed is tried several times. A failure prints its seed and the
@@ -18,9 +18,13 @@
 
 #[path = "kill/files.rs"]
 mod files;
+#[path = "kill/forks.rs"]
+mod forks;
 #[expect(dead_code, reason = "other tests use the rest of it")]
 #[path = "common/live.rs"]
 mod harness;
+#[path = "kill/head.rs"]
+mod head;
 #[path = "kill/programs.rs"]
 mod programs;
 #[path = "model/rng.rs"]
@@ -45,8 +49,8 @@ use nix::mount::{MntFlags, umount2};
 use nix::sys::signal::{Signal, kill};
 use world::World;
 
-/// The number of kills that take about twenty seconds in a debug build.
-const KILLS: u64 = 16;
+/// The number of kills that take about half a minute in a debug build.
+const KILLS: u64 = 12;
 /// The number of last actions that a failure prints.
 const LOG_LINES: usize = 40;
 

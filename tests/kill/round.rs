@@ -10,6 +10,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use crate::harness::text;
+use crate::head::Head;
 use crate::span::{Span, State};
 use crate::verbs::Pending;
 use crate::world::{Checkpoint, World};
@@ -35,6 +36,7 @@ impl World {
     /// acknowledged operations.
     pub fn round(&mut self) {
         self.begin_anew_what_is_long();
+        self.make_enough_forks();
         let moment = match self.rng.one_in(2) {
             true => KillTime::After(Duration::from_micros(self.rng.below(500_000))),
             false => KillTime::During(
@@ -54,7 +56,8 @@ impl World {
         control.check();
         self.kills += 1;
         self.check_store();
-        while self.rng.one_in(4) {
+        // A client whose fork is made and not mounted yet starts a daemon for that.
+        while self.rng.one_in(4) && !matches!(pending, Pending::Fork(_)) {
             self.kill_a_start();
         }
         self.live.mount();
@@ -85,7 +88,8 @@ impl World {
             }
         };
         while !control.is_killed() {
-            let working = Working::start(&self.writers, |_| true, &self.live.mnt, control);
+            let heads = self.heads.iter().filter(|head| head.is_ready());
+            let working = Working::start(heads, Head::has_running, control);
             for _ in 0..=self.rng.below(3) {
                 begin(self);
                 let pending = self.busy_verb(control);
@@ -94,6 +98,7 @@ impl World {
                 }
             }
             drop(working);
+            self.read_new_forks(control);
             if !control.is_killed() && !self.rng.one_in(3) {
                 begin(self);
                 let pending = self.quiet_verb(control);
@@ -119,12 +124,13 @@ impl World {
     }
 
     /// Compares the mount with the acknowledged operations, and continues from its state.
-    fn hold_against(&mut self, pending: Pending) {
-        self.hold_tree_against(&pending);
+    fn hold_against(&mut self, mut pending: Pending) {
+        self.hold_tree_against(0, &pending);
+        self.hold_forks_against(&mut pending);
         self.hold_checkpoints_against(&pending);
         self.hold_base_against(pending);
         if self.rng.one_in(3) {
-            let output = self.jailfs(&["check", "--read-data"]);
+            let output = self.heads[0].jailfs(&["check", "--read-data"]);
             assert!(output.status.success(), "check after the mount: {}", text(&output));
             assert!(
                 !text(&output).contains("warning: "),
@@ -134,26 +140,46 @@ impl World {
         }
     }
 
-    fn hold_tree_against(&mut self, pending: &Pending) {
-        let found = self.read();
-        let now = self.since(&self.marks());
-        let states = match pending {
-            Pending::Restore { to, first_new, answered } => {
-                self.count("restores that were cut off");
-                let restored = self.settle_restored(to, &found, *first_new, *answered);
-                match (restored, answered) {
-                    (Ok(states), _) => Ok(states),
-                    (Err(why), Some(_)) => Err(why),
-                    (Err(why), None) => self
-                        .settle(&now, &found)
-                        .map_err(|not| format!("not restored: {not}\nrestored: {why}")),
-                }
+    /// Compares a mounted head with its acknowledged operations, and continues from its state.
+    pub fn hold_tree_against(&mut self, at: usize, pending: &Pending) {
+        let unread = self.heads[at].fork.as_ref().and_then(|fork| fork.unread.clone());
+        let is_new = at == 0 || unread.is_some() || pending.is_about(at);
+        let all = is_new || self.rng.one_in(4);
+        let found = self.read(at, all);
+        let head = &self.heads[at];
+        let now = unread.unwrap_or_else(|| head.since(&head.marks()));
+        let (after, is_done) = match pending {
+            Pending::Restore { to, first_new, answered, .. } if pending.is_about(at) => {
+                let after = head.settle_restored(to, &found, *first_new, *answered);
+                (Some(after), answered.is_some())
             }
-            _ => self.settle(&now, &found),
+            Pending::Merge { merged, is_done, .. } if pending.is_about(at) => {
+                (Some(head.settle(&self.merged(at, merged), &found)), *is_done)
+            }
+            _ => (None, false),
         };
-        match states {
-            Ok(states) => self.go_on(states),
-            Err(why) => panic!("what was acknowledged is not there: {why}"),
+        if after.is_some() {
+            self.count("restores and merges that were cut off");
+        }
+        let states = match after {
+            None => self.heads[at].settle(&now, &found),
+            Some(Ok(states)) => {
+                self.count("of them done");
+                Ok(states)
+            }
+            Some(Err(why)) if is_done => Err(why),
+            Some(Err(why)) => self.heads[at]
+                .settle(&now, &found)
+                .map_err(|not| format!("not as before: {not}\nnor as after: {why}")),
+        };
+        let states =
+            states.unwrap_or_else(|why| panic!("what was acknowledged is not there: {why}"));
+        let head = &mut self.heads[at];
+        head.go_on(states.clone());
+        if let Some(fork) = &mut head.fork
+            && fork.unread.take().is_some()
+        {
+            fork.base = Some(states);
         }
     }
 
@@ -172,15 +198,12 @@ impl World {
             panic!("checkpoint {} '{}' is lost: {listed:?}", lost.id, lost.name);
         }
         self.checkpoints.retain(is_listed);
-        if let Pending::Checkpoint { name, saved } = pending {
+        if let Pending::Checkpoint(made) = pending {
             self.count("checkpoints that were cut off");
-            if let Some((id, _)) = listed.iter().find(|(_, listed)| listed.as_ref() == Some(name)) {
+            if let Some((id, _)) = listed.iter().find(|(_, name)| name.as_ref() == Some(&made.name))
+            {
                 self.count("of them there");
-                self.checkpoints.push(Checkpoint {
-                    id: *id,
-                    name: name.clone(),
-                    saved: saved.clone(),
-                });
+                self.checkpoints.push(Checkpoint { id: *id, ..Checkpoint::clone(made) });
             }
         }
         let ours = |id: u64| self.checkpoints.iter().any(|checkpoint| checkpoint.id == id);
@@ -198,14 +221,14 @@ impl World {
             let found = writer.read(&root, Some(&scratch));
             found.unwrap_or_else(|error| panic!("{} in the base: {error}", writer.name))
         };
-        let found: Vec<State> = self.writers.iter().map(read).collect();
+        let found: Vec<State> = self.heads[0].writers.iter().map(read).collect();
         let other = match pending {
             Pending::Apply { base } => Some(base),
             Pending::Undo => self.before_apply.clone(),
             _ => None,
         };
-        let as_before = self.settle(&self.base, &found);
-        let as_after = other.as_ref().map(|other| self.settle(other, &found));
+        let as_before = self.heads[0].settle(&self.base, &found);
+        let as_after = other.as_ref().map(|other| self.heads[0].settle(other, &found));
         let is_after = as_after.as_ref().is_some_and(|after| after.is_ok());
         if other.is_some() {
             self.count("applies that were cut off");

@@ -1,12 +1,13 @@
 //! A mount with its writers, and the possible contents of every state that can be restored.
 
 use std::collections::BTreeMap;
-use std::process::{Command, Output, Stdio};
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::files::Habit;
 use crate::harness::{Live, shell};
+use crate::head::{Head, Saved};
 use crate::programs::{REPOSITORY, SQLITE};
 use crate::rng::Rng;
 use crate::span::{Span, State};
@@ -14,29 +15,53 @@ use crate::writer::{Kind, Writer, stamp};
 
 /// Makes the base that the writers start from.
 const BASE: &str = "
-    mkdir -p small/deep big dirs/a/b/c dirs/e stream wal roll git
+    mkdir -p small/deep big dirs/a/b/c dirs/e stream wal roll git one/deep two/a/b three
     for n in 1 2 3 4 5 6 7 8 9 10 11 12; do seq $n 300 > small/f$n; seq $n 90 > dirs/a/b/f$n
     seq $n > dirs/e/f$n; done
     ln small/f1 small/deep/also; ln -s f2 dirs/a/b/link; chmod 600 small/f3
     seq 60000 > big/one; seq 9000 > big/two
+    for n in 1 2 3 4 5 6; do seq $n 200 > one/f$n; seq $n 80 > two/a/f$n; done
+    ln one/f1 one/deep/also; ln -s f2 two/a/link; seq 7000 > three/one
 ";
 
-/// One state of all writers. Each may be anywhere in its span.
-pub type Saved = Vec<Span>;
+/// The writers of each head: the directory, what is in it, and whether it belongs to one fork.
+const KINDS: [(&str, Kind, bool); 10] = [
+    ("small", Kind::Files(Habit::Small), false),
+    ("big", Kind::Files(Habit::Big), false),
+    ("dirs", Kind::Files(Habit::Dirs), false),
+    ("stream", Kind::Stream, false),
+    ("git", Kind::Git, false),
+    ("wal", Kind::Sqlite { mode: "WAL", synchronous: "NORMAL" }, false),
+    ("roll", Kind::Sqlite { mode: "DELETE", synchronous: "FULL" }, false),
+    ("one", Kind::Files(Habit::Small), true),
+    ("two", Kind::Files(Habit::Dirs), true),
+    ("three", Kind::Files(Habit::Big), true),
+];
+
+/// The writers of a head.
+pub fn writers(seed: u64) -> Vec<Arc<Writer>> {
+    let seeds = (0..).map(|at| seed.wrapping_mul(31).wrapping_add(at));
+    KINDS.iter().zip(seeds).map(|(kind, seed)| Arc::new(Writer::new(*kind, seed))).collect()
+}
 
 /// A checkpoint.
+#[derive(Clone)]
 pub struct Checkpoint {
     pub id: u64,
+    /// The head that made it, and when.
+    pub head: String,
+    pub made: u64,
     pub name: String,
     pub saved: Saved,
 }
 
 pub struct World {
+    /// The first head, and its forks. They are unmounted before it.
+    pub heads: Vec<Head>,
     pub live: Live,
     pub rng: Rng,
-    pub writers: Vec<Arc<Writer>>,
     pub checkpoints: Vec<Checkpoint>,
-    /// Operations whose states can be restored.
+    /// Operations of the first head whose states can be restored.
     pub operations: BTreeMap<u64, Saved>,
     /// The state of the base.
     pub base: Saved,
@@ -59,23 +84,13 @@ impl World {
         let mut live =
             Live::with_limit(&format!("{BASE}{databases}\ncd git{REPOSITORY}"), &[], limit);
         live.applied = true;
-        let kinds = [
-            ("small", Kind::Files(Habit::Small)),
-            ("big", Kind::Files(Habit::Big)),
-            ("dirs", Kind::Files(Habit::Dirs)),
-            ("stream", Kind::Stream),
-            ("git", Kind::Git),
-            ("wal", Kind::Sqlite { mode: "WAL", synchronous: "NORMAL" }),
-            ("roll", Kind::Sqlite { mode: "DELETE", synchronous: "FULL" }),
-        ];
-        let writer = |(at, (name, kind)): (usize, &(&'static str, Kind))| {
-            Arc::new(Writer::new(name, *kind, seed.wrapping_mul(31).wrapping_add(at as u64)))
-        };
-        let writers: Vec<Arc<Writer>> = kinds.iter().enumerate().map(writer).collect();
+        std::fs::create_dir(live.outside().join("forks")).unwrap();
+        let (name, at) = ("main".to_owned(), live.mnt.clone());
+        let main = Head { name, at, writers: writers(seed), fork: None };
         let mut world = World {
+            heads: vec![main],
             live,
             rng: Rng::new(seed),
-            writers,
             checkpoints: Vec::new(),
             operations: BTreeMap::new(),
             base: Vec::new(),
@@ -86,10 +101,8 @@ impl World {
             counts: BTreeMap::new(),
             began: Instant::now(),
         };
-        let found = world.read();
-        for (writer, state) in world.writers.iter().zip(&found) {
-            writer.set(state.clone());
-        }
+        let found = world.read(0, true);
+        world.heads[0].go_on(found.clone());
         world.base = found.into_iter().map(Span::exactly).collect();
         world
     }
@@ -125,48 +138,9 @@ impl World {
         }
     }
 
-    /// The data in the mount.
-    pub fn read(&self) -> Vec<State> {
-        let root = &self.live.mnt;
-        let read = |writer: &Writer| {
-            writer.read(root, None).unwrap_or_else(|error| panic!("{}: {error}", writer.name))
-        };
-        // The programs are slow, so they run in parallel.
-        std::thread::scope(|scope| {
-            let readers: Vec<_> =
-                self.writers.iter().map(|writer| scope.spawn(move || read(writer))).collect();
-            readers.into_iter().map(|reader| reader.join().unwrap()).collect()
-        })
-    }
-
-    /// The position of each writer.
-    pub fn marks(&self) -> Vec<usize> {
-        self.writers.iter().map(|writer| writer.acked()).collect()
-    }
-
-    /// The possible data since `marks` were taken.
-    pub fn since(&self, marks: &[usize]) -> Saved {
-        self.writers.iter().zip(marks).map(|(writer, from)| writer.span(*from)).collect()
-    }
-
-    /// The states of a saved one that are there.
-    pub fn settle(&self, saved: &Saved, found: &[State]) -> Result<Vec<State>, String> {
-        let settle = |at: usize| {
-            saved[at].settle(&found[at]).map_err(|why| format!("{}: {why}", self.writers[at].name))
-        };
-        (0..saved.len()).map(settle).collect()
-    }
-
-    /// Continues from the found data.
-    pub fn go_on(&self, states: Vec<State>) {
-        for (writer, state) in self.writers.iter().zip(states) {
-            writer.set(state);
-        }
-    }
-
-    /// Runs the program; it must not fail here.
-    pub fn jailfs(&self, words: &[&str]) -> Output {
-        self.live.try_jailfs(words)
+    /// The data in the mount of a head.
+    pub fn read(&self, head: usize, all: bool) -> Vec<State> {
+        self.heads[head].read(&self.live.outside().join("read"), all)
     }
 
     /// Starts the daemon and kills it before, while or after it mounts.
@@ -190,22 +164,29 @@ impl World {
 
     /// Keeps the writers' directories from growing for ever.
     pub fn begin_anew_what_is_long(&self) {
-        for writer in &self.writers {
-            let dir = self.live.mnt.join(writer.name);
-            match (writer.kind, writer.span(0).start) {
-                (Kind::Stream, State::Numbers(numbers)) if numbers.len() > 600 => {
-                    numbers.iter().for_each(|number| {
-                        std::fs::remove_file(dir.join(number.to_string())).unwrap()
-                    });
-                    writer.set(State::Numbers(Default::default()));
-                }
-                (Kind::Git, State::Lines(lines)) if lines.len() > 60 => {
-                    shell(&dir, "rm -rf .git *");
-                    shell(&dir, REPOSITORY);
-                    writer.set(State::Lines(vec!["first".to_owned()]));
-                }
-                _ => {}
+        for head in self.heads.iter().filter(|head| head.is_ready()) {
+            begin_anew_what_is_long(head);
+        }
+    }
+}
+
+fn begin_anew_what_is_long(head: &Head) {
+    for at in (0..head.writers.len()).filter(|at| head.has_running(*at)) {
+        let writer = &head.writers[at];
+        let dir = head.at.join(writer.name);
+        match (writer.kind, writer.now()) {
+            (Kind::Stream, State::Numbers(numbers)) if numbers.len() > 600 => {
+                numbers
+                    .iter()
+                    .for_each(|number| std::fs::remove_file(dir.join(number.to_string())).unwrap());
+                writer.set(State::Numbers(Default::default()));
             }
+            (Kind::Git, State::Lines(lines)) if lines.len() > 60 => {
+                shell(&dir, "rm -rf .git *");
+                shell(&dir, REPOSITORY);
+                writer.set(State::Lines(vec!["first".to_owned()]));
+            }
+            _ => {}
         }
     }
 }

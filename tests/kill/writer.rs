@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
 use crate::files::{self, Habit, Tree};
+use crate::head::Head;
 use crate::programs;
 use crate::rng::Rng;
 use crate::span::{Op, Span, State};
@@ -52,18 +53,20 @@ pub struct Working {
 }
 
 impl Working {
-    pub fn start(
-        writers: &[Arc<Writer>],
-        which: impl Fn(&Writer) -> bool,
-        mnt: &Path,
+    pub fn start<'a>(
+        heads: impl IntoIterator<Item = &'a Head>,
+        which: impl Fn(&Head, usize) -> bool,
         control: &Arc<Control>,
     ) -> Working {
         control.stop.store(false, Ordering::SeqCst);
-        let start = |writer: &Arc<Writer>| {
-            let (writer, mnt, control) = (Arc::clone(writer), mnt.to_owned(), Arc::clone(control));
-            std::thread::spawn(move || writer.work(&mnt, &control))
-        };
-        let threads = writers.iter().filter(|writer| which(writer)).map(start).collect();
+        let mut threads = Vec::new();
+        for head in heads {
+            for at in (0..head.writers.len()).filter(|at| which(head, *at)) {
+                let (writer, mnt) = (Arc::clone(&head.writers[at]), head.at.clone());
+                let control = Arc::clone(control);
+                threads.push(std::thread::spawn(move || writer.work(&mnt, &control)));
+            }
+        }
         Working { control: Arc::clone(control), threads }
     }
 }
@@ -103,6 +106,8 @@ pub struct Writer {
     /// The writer's directory in the mount, and in the base.
     pub name: &'static str,
     pub kind: Kind,
+    /// Whether the directory belongs to one fork.
+    pub is_for_forks: bool,
     journal: Mutex<Journal>,
     rng: Mutex<Rng>,
 }
@@ -115,14 +120,15 @@ pub fn stamp() -> u64 {
 }
 
 impl Writer {
-    pub fn new(name: &'static str, kind: Kind, seed: u64) -> Writer {
+    pub fn new((name, kind, is_for_forks): (&'static str, Kind, bool), seed: u64) -> Writer {
         let empty = match kind {
             Kind::Files(_) => State::Tree(Tree::default()),
             Kind::Stream => State::Numbers(Default::default()),
             Kind::Git | Kind::Sqlite { .. } => State::Lines(Vec::new()),
         };
         let journal = Journal { start: empty.clone(), now: empty, ops: Vec::new(), acked: 0 };
-        Writer { name, kind, journal: Mutex::new(journal), rng: Mutex::new(Rng::new(seed)) }
+        let (journal, rng) = (Mutex::new(journal), Mutex::new(Rng::new(seed)));
+        Writer { name, kind, is_for_forks, journal, rng }
     }
 
     /// Records that an operation begins.
@@ -155,9 +161,14 @@ impl Writer {
         Span { start: journal.start.clone(), ops: journal.ops.clone(), from }
     }
 
+    /// The state after all operations that were begun.
+    pub fn now(&self) -> State {
+        self.journal.lock().unwrap().now.clone()
+    }
+
     pub fn lines(&self) -> Vec<String> {
-        match &self.journal.lock().unwrap().now {
-            State::Lines(lines) => lines.clone(),
+        match self.now() {
+            State::Lines(lines) => lines,
             State::Tree(_) | State::Numbers(_) => Vec::new(),
         }
     }

@@ -114,7 +114,7 @@ fn each_head_can_be_chosen_for_a_path() {
     assert_eq!(conflicts[0].theirs, Did::Removed);
 }
 
-/// What either head did to other paths does not matter.
+/// The changes of either head at other paths do not matter.
 #[test]
 fn paths_that_are_not_merged_do_not_conflict() {
     type Run = fn(&Program<'_>);

@@ -10,12 +10,12 @@
 //! * The answer names the mount that it comes from, so a mount point is noticed.
 //! * Where the kernel or the filesystem does not support this, each name is looked up by its path.
 
-use std::cell::OnceCell;
+use std::cell::{OnceCell, RefCell};
 use std::os::fd::OwnedFd;
 
 use nix::fcntl::OFlag;
 
-use crate::base::resolve::MountId;
+use crate::base::resolve::{MountId, Root};
 use crate::base::{Base, BaseStat};
 use crate::error::{FsError, FsResult};
 use crate::sys;
@@ -26,14 +26,14 @@ use crate::types::{Name, TreePath};
 /// A directory of the base for lookups during one request. It is opened at the first lookup.
 pub struct DirLookup<'a> {
     base: &'a Base,
-    path: &'a TreePath,
+    path: TreePath,
     dir: OnceCell<Option<OwnedFd>>,
 }
 
 impl DirLookup<'_> {
     /// The path of the directory.
     pub fn path(&self) -> &TreePath {
-        self.path
+        &self.path
     }
 
     /// As [`Base::stat`] of the directory itself.
@@ -43,7 +43,7 @@ impl DirLookup<'_> {
     pub fn stat_dir(&self) -> FsResult<BaseStat> {
         match self.dir() {
             Some(dir) => self.base.stat_of(dir),
-            None => self.base.stat(self.path),
+            None => self.base.stat(&self.path),
         }
     }
 
@@ -57,20 +57,11 @@ impl DirLookup<'_> {
 
     /// The result of statx(2) in the opened directory. `None` if only a lookup by path can tell.
     pub(super) fn stat_in_dir(&self, name: &Name) -> Option<FsResult<BaseStat>> {
-        let dir = self.dir()?;
-        let found = match failpoint::hit(Failpoint::BaseOpen)
-            .and_then(|()| sys::file::statx_in(dir, name))
-        {
-            Ok(found) => found?,
-            Err(error) if error.raw_os_error() == Some(libc::ENOENT) => {
-                return Some(Err(FsError::NotFound));
-            }
-            Err(_) => return None,
-        };
-        let stat = BaseStat::from_statx(&found).ok()?;
-        let is_in_base =
-            self.base.plain.mount == MountId::Mount(found.stx_mnt_id) && stat.dev == self.base.id.0;
-        is_in_base.then_some(Ok(stat))
+        let stat = stat_in_mount(self.dir()?, &self.base.plain.mount, name)?;
+        match stat {
+            Ok(stat) if stat.dev != self.base.id.0 => None,
+            stat => Some(stat),
+        }
     }
 
     fn dir(&self) -> Option<&OwnedFd> {
@@ -85,9 +76,58 @@ impl DirLookup<'_> {
     }
 }
 
+/// The result of statx(2) in the directory `dir`, for a node of the same mount. `None` if only a
+/// lookup that opens the node can tell.
+pub(super) fn stat_in(dir: &Root, name: &Name) -> Option<FsResult<BaseStat>> {
+    stat_in_mount(&dir.fd, &dir.mount, name)
+}
+
+fn stat_in_mount(dir: &OwnedFd, mount: &MountId, name: &Name) -> Option<FsResult<BaseStat>> {
+    let found =
+        match failpoint::hit(Failpoint::BaseOpen).and_then(|()| sys::file::statx_in(dir, name)) {
+            Ok(found) => found?,
+            Err(error) if error.raw_os_error() == Some(libc::ENOENT) => {
+                return Some(Err(FsError::NotFound));
+            }
+            Err(_) => return None,
+        };
+    let stat = BaseStat::from_statx(&found).ok()?;
+    (*mount == MountId::Mount(found.stx_mnt_id)).then_some(Ok(stat))
+}
+
+/// Looks up many paths of the base. It keeps the directory of the last path open, so the paths of
+/// one directory cost one system call each if they follow each other.
+///
+/// If a directory is renamed meanwhile, the answers are those from before, until a path of another
+/// directory is looked up. So no directory may be renamed by the caller itself meanwhile.
+pub struct PathLookup<'a> {
+    base: &'a Base,
+    last: RefCell<Option<DirLookup<'a>>>,
+}
+
+impl PathLookup<'_> {
+    /// As [`Base::stat`].
+    ///
+    /// # Errors
+    /// As [`Base::stat`].
+    pub fn stat(&self, path: &TreePath) -> FsResult<BaseStat> {
+        let Some((dir, name)) = path.split() else { return self.base.stat(path) };
+        let mut last = self.last.borrow_mut();
+        match &mut *last {
+            Some(last) if *last.path() == dir => last.stat(&name),
+            last => last.insert(self.base.lookup_in(&dir)).stat(&name),
+        }
+    }
+}
+
 impl Base {
     /// Prepares lookups of names in the directory `dir`.
-    pub fn lookup_in<'a>(&'a self, dir: &'a TreePath) -> DirLookup<'a> {
-        DirLookup { base: self, path: dir, dir: OnceCell::new() }
+    pub fn lookup_in(&self, dir: &TreePath) -> DirLookup<'_> {
+        DirLookup { base: self, path: dir.clone(), dir: OnceCell::new() }
+    }
+
+    /// Prepares lookups of many paths.
+    pub fn lookup_paths(&self) -> PathLookup<'_> {
+        PathLookup { base: self, last: RefCell::default() }
     }
 }

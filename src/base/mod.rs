@@ -46,7 +46,7 @@ use crate::sys::failpoint::Failpoint;
 use crate::types::{BaseMark, FileKind, Name, TreePath};
 
 pub use attributes::Attributes;
-pub use dir_lookup::DirLookup;
+pub use dir_lookup::{DirLookup, PathLookup};
 pub use obstacle::Obstacle;
 pub use stat::{BaseStat, require_file};
 pub use write::{BaseWriter, WriteDir};
@@ -326,7 +326,7 @@ impl Base {
 
     /// Opens directories for changes; only for `apply`.
     pub fn writer(&self) -> BaseWriter<'_> {
-        BaseWriter::new(&self.plain, &self.resolver)
+        BaseWriter::new(&self.plain, &self.resolver, self.is_local)
     }
 
     /// Opens `path` with `O_PATH` from the plain root, which sees mount points.

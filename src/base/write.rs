@@ -14,7 +14,7 @@ use nix::fcntl::{AtFlags, OFlag};
 use nix::sys::stat::{Mode, SFlag, mkdirat, mknodat};
 use nix::unistd::{UnlinkatFlags, linkat, symlinkat, unlinkat};
 
-use crate::error::{FsError, FsResult};
+use crate::error::{FsError, FsResult, if_exists};
 use crate::sys::failpoint;
 use crate::sys::failpoint::Failpoint;
 use crate::sys::file::{Rename, open_in, rename};
@@ -23,6 +23,7 @@ use crate::sys::process::unlikely_number;
 use crate::types::{FileKind, Name, PERM_BITS, TYPE_BITS, TreePath};
 
 use super::attributes::{Attributes, change_mode, set_attributes};
+use super::dir_lookup::stat_in;
 use super::errno::{write_errno, write_error};
 use super::resolve::{Resolver, Root};
 use super::stat::{BaseStat, require_file};
@@ -35,11 +36,13 @@ const STAGE: &str = ".jailfs-stage-";
 pub struct BaseWriter<'a> {
     root: &'a Root,
     resolver: &'a Resolver,
+    /// Whether the kernel can stat a file without asking a server.
+    is_local: bool,
 }
 
 impl<'a> BaseWriter<'a> {
-    pub(super) fn new(root: &'a Root, resolver: &'a Resolver) -> BaseWriter<'a> {
-        BaseWriter { root, resolver }
+    pub(super) fn new(root: &'a Root, resolver: &'a Resolver, is_local: bool) -> BaseWriter<'a> {
+        BaseWriter { root, resolver, is_local }
     }
 
     /// Opens the directory `path` of the base.
@@ -48,18 +51,27 @@ impl<'a> BaseWriter<'a> {
     /// `LeavesJail` if a symlink or a mount point is on the way or at the end; `NotFound`,
     /// `NotADirectory`, `AccessDenied`.
     pub fn dir(&self, path: &TreePath) -> FsResult<WriteDir<'a>> {
-        // Check the kind first: with O_DIRECTORY, the errors for a mount point and a symlink differ
-        // between kernels.
-        let checked =
-            self.resolver.open(self.root, path.as_bytes(), OFlag::O_PATH).map_err(write_errno)?;
-        match BaseStat::of(&checked)?.kind {
-            FileKind::Dir => {}
-            FileKind::Symlink => return Err(FsError::LeavesJail),
-            _ => return Err(FsError::NotADirectory),
-        }
         let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY;
-        let fd = self.resolver.open(self.root, path.as_bytes(), flags).map_err(write_errno)?;
-        Ok(WriteDir { root: Root::new(fd), resolver: self.resolver })
+        let fd = match self.resolver.open(self.root, path.as_bytes(), flags) {
+            Ok(fd) => fd,
+            Err(errno) => return Err(self.why_no_dir(path, errno)),
+        };
+        Ok(WriteDir { root: Root::new(fd), resolver: self.resolver, is_local: self.is_local })
+    }
+
+    /// The error for a path that could not be opened as a directory. With O_DIRECTORY, the errors
+    /// for a mount point and a symlink differ between kernels.
+    fn why_no_dir(&self, path: &TreePath, errno: Errno) -> FsError {
+        let stands = match self.resolver.open(self.root, path.as_bytes(), OFlag::O_PATH) {
+            Ok(object) => BaseStat::of(&object).map(|stat| stat.kind),
+            Err(errno) => Err(write_errno(errno)),
+        };
+        match stands {
+            Ok(FileKind::Dir) => write_errno(errno),
+            Ok(FileKind::Symlink) => FsError::LeavesJail,
+            Ok(_) => FsError::NotADirectory,
+            Err(error) => error,
+        }
     }
 }
 
@@ -70,6 +82,7 @@ impl<'a> BaseWriter<'a> {
 pub struct WriteDir<'a> {
     root: Root,
     resolver: &'a Resolver,
+    is_local: bool,
 }
 
 impl WriteDir<'_> {
@@ -78,6 +91,11 @@ impl WriteDir<'_> {
     /// # Errors
     /// `LeavesJail` for a mount point.
     pub fn stat(&self, name: &Name) -> FsResult<Option<BaseStat>> {
+        if self.is_local
+            && let Some(found) = stat_in(&self.root, name)
+        {
+            return if_exists(found);
+        }
         match self.resolver.open(&self.root, name.as_bytes(), OFlag::O_PATH) {
             Ok(object) => BaseStat::of(&object).map(Some),
             Err(Errno::ENOENT) => Ok(None),

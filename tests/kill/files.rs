@@ -67,6 +67,8 @@ struct Content {
     attr: Option<u64>,
     /// The inode number; 0 if it is not known.
     ino: u64,
+    /// The number of names that `stat` reported; 0 if it is not known.
+    links: u64,
 }
 
 /// The files and directories. In a tree that was read, the key of a file is its inode number.
@@ -106,7 +108,8 @@ impl Tree {
                 // A key that no inode number has.
                 let id = (1 << 63) | self.next;
                 self.names.insert(path.clone(), Entry::File(id));
-                let content = Content { bytes: Arc::default(), mode: 0o644, attr: None, ino: *ino };
+                let content =
+                    Content { bytes: Arc::default(), mode: 0o644, attr: None, ino: *ino, links: 0 };
                 self.files.insert(id, content);
             }
             Op::Write { path, at, len, stamp } => self.write(path, *at as usize, *at, *len, *stamp),
@@ -225,6 +228,17 @@ impl Tree {
         tree
     }
 
+    /// The files of a tree that was read which have another number of names than `stat` reported.
+    pub fn wrong_links(&self) -> Vec<String> {
+        let mut names: BTreeMap<u64, Vec<&String>> = BTreeMap::new();
+        for (name, entry) in &self.names {
+            names.entry(file(entry).unwrap_or_default()).or_default().push(name);
+        }
+        let counted = |id: &u64| names.get(id).map_or(&[][..], Vec::as_slice);
+        let wrong = self.files.iter().filter(|(id, is)| is.links != counted(id).len() as u64);
+        wrong.map(|(id, is)| format!("{:?} has {} links", counted(id), is.links)).collect()
+    }
+
     /// The same without inode numbers.
     pub fn without_numbers(mut self) -> Tree {
         self.files.values_mut().for_each(|content| content.ino = 0);
@@ -289,7 +303,8 @@ fn read_file(path: &Path, about: &fs::Metadata) -> io::Result<Content> {
         Err(error) => return Err(error),
     };
     let mode = about.mode() & 0o7777;
-    Ok(Content { bytes: Arc::new(fs::read(path)?), mode, attr, ino: about.ino() })
+    let bytes = Arc::new(fs::read(path)?);
+    Ok(Content { bytes, mode, attr, ino: about.ino(), links: about.nlink() })
 }
 
 /// Does one operation. Returns the inode number of a new file.

@@ -241,7 +241,11 @@ impl Writer {
             Kind::Files(_) if scratch.is_some() => {
                 Ok(State::Tree(Tree::read(&dir).without_numbers()))
             }
-            Kind::Files(_) => Ok(State::Tree(Tree::read(&dir))),
+            Kind::Files(_) => {
+                let tree = Tree::read(&dir);
+                let wrong = tree.wrong_links();
+                if wrong.is_empty() { Ok(State::Tree(tree)) } else { Err(wrong.join(", ")) }
+            }
             Kind::Stream => Ok(State::Numbers(numbers(&dir))),
             Kind::Git => programs::read_commits(&self.copied(dir, scratch)).map(State::Lines),
             Kind::Sqlite { .. } => {

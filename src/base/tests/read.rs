@@ -1,23 +1,34 @@
 //! Tests of reading the base.
 
 use super::*;
+use crate::error::if_exists;
 
 /// Checks that lookups in a directory agree with lookups by path. Returns how many names were found
 /// by a lookup in the directory.
 fn lookups_agree(base: &Base, dir: &str) -> usize {
     let dir = path(dir);
-    let lookup = base.lookup_in(&dir);
+    let (lookup, paths) = (base.lookup_in(&dir), base.lookup_paths());
+    let writer = base.writer().dir(&dir).ok();
     let listed = base.list(&dir).unwrap_or_default().into_iter().map(|entry| entry.name);
     let mut in_dir = 0;
     for name in listed.chain([name("none"), name("x".repeat(255)), name("f")]) {
         let expected = base.stat(&dir.join(&name));
         assert_eq!(lookup.stat(&name), expected, "{name:?}");
+        assert_eq!(paths.stat(&dir.join(&name)), expected, "{name:?}");
+        // A mount point is foreign to a reader and refused to a writer.
+        if let Some(writer) = &writer {
+            match (&expected, writer.stat(&name)) {
+                (Ok(stat), Err(FsError::LeavesJail)) => assert!(stat.foreign, "{name:?}"),
+                (expected, now) => assert_eq!(now, if_exists(expected.clone()), "{name:?}"),
+            }
+        }
         if let Some(stat) = lookup.stat_in_dir(&name) {
             assert_eq!(stat, expected, "{name:?}");
             in_dir += usize::from(stat.is_ok());
         }
     }
     assert_eq!(lookup.stat_dir(), base.stat(&dir));
+    assert_eq!(paths.stat(&dir), base.stat(&dir));
     in_dir
 }
 

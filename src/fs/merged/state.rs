@@ -59,6 +59,40 @@ impl Found {
     }
 }
 
+/// Resolves many paths of a state. It keeps the directory of the last path, so the paths of one
+/// directory cost one lookup each if they follow each other. Nothing may change meanwhile.
+pub struct PathWalk<'a> {
+    state: &'a State,
+    last: Option<(TreePath, Option<OpenedDir<'a>>)>,
+}
+
+/// A directory of a state, and the base directory that it merges with, opened for lookups.
+type OpenedDir<'a> = (Dir, Option<DirLookup<'a>>);
+
+impl PathWalk<'_> {
+    /// As [`State::resolve`].
+    ///
+    /// # Errors
+    /// As [`State::resolve`].
+    pub fn resolve(&mut self, path: &TreePath) -> FsResult<Found> {
+        let Some((dir, name)) = path.split() else { return self.state.resolve(path) };
+        if self.last.as_ref().is_none_or(|(last, _)| *last != dir) {
+            let found = self.state.as_dir(&self.state.resolve(&dir)?);
+            let opened = found.map(|(ino, lower)| {
+                let opened = lower.as_ref().map(|lower| self.state.lower.base().lookup_in(lower));
+                ((ino, lower), opened)
+            });
+            self.last = Some((dir, opened));
+        }
+        match &self.last {
+            Some((_, Some(((ino, lower), opened)))) => {
+                self.state.find_in(*ino, lower.as_ref(), &name, opened.as_ref())
+            }
+            _ => Ok(Found::Nothing(None)),
+        }
+    }
+}
+
 /// Names and directories.
 impl State {
     /// The base path that a directory of the tree merges with; `None` for one of the tree alone.
@@ -165,6 +199,11 @@ impl State {
             }
         }
         Ok(found)
+    }
+
+    /// Prepares to resolve many paths.
+    pub fn resolve_many(&self) -> PathWalk<'_> {
+        PathWalk { state: self, last: None }
     }
 
     /// The root directory.

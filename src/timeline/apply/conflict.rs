@@ -6,14 +6,14 @@
 //! the epoch, which the layers of the epoch record. When gc replaces layers, the new layer takes
 //! over that time.
 
-use crate::base::BaseStat;
+use crate::base::{BaseStat, PathLookup};
 use crate::error::{Attempt, FsResult, Result, if_exists};
 use crate::fs::State;
 use crate::store::record::LayerKind;
 use crate::timeline::Timeline;
 use crate::timeline::diff::{PathChange, What};
 use crate::tree::{Body, Dentry};
-use crate::types::{Epoch, FileKind, Fingerprint, Timestamp, TreePath};
+use crate::types::{Epoch, FileKind, Fingerprint, Ino, Timestamp, TreePath};
 
 impl Timeline {
     /// The paths among the changes that conflict with the base, and how.
@@ -22,10 +22,10 @@ impl Timeline {
         to: &State,
         changes: &[PathChange],
     ) -> FsResult<Vec<(TreePath, String)>> {
-        let since = self.epoch_began(to.lower.epoch());
+        let mut expected = Expectations::of(to, self.epoch_began(to.lower.epoch()));
         let mut conflicts = Vec::new();
         for change in changes {
-            let how = self.conflict_at(to, &change.path, change.what == What::Deleted, since)?;
+            let how = expected.conflict_at(&change.path, change.what == What::Deleted)?;
             conflicts.extend(how.map(|how| (change.path.clone(), how.to_owned())));
         }
         Ok(conflicts)
@@ -38,14 +38,14 @@ impl Timeline {
     /// Those of the base.
     pub fn changed_in_base(&self, most: usize) -> Result<Vec<(TreePath, String)>> {
         let state = self.fs().state();
-        let since = self.epoch_began(state.lower.epoch());
+        let mut expected = Expectations::of(&state, self.epoch_began(state.lower.epoch()));
         let mut found = Vec::new();
         for (dir, node) in state.tree.nodes() {
             let Body::Dir { base: Some(base) } = &node.body else { continue };
             for (name, _) in state.tree.dentries(dir) {
                 let path = base.join(name);
-                let how = self
-                    .conflict_at(&state, &path, false, since)
+                let how = expected
+                    .conflict_at(&path, false)
                     .attempt(|| format!("look at '{path}' in the base"))?;
                 found.extend(how.map(|how| (path, how.to_owned())));
                 if found.len() >= most {
@@ -54,38 +54,6 @@ impl Timeline {
             }
         }
         Ok(found)
-    }
-
-    /// How the base differs at a path from what the tree has seen; none if it does not.
-    fn conflict_at(
-        &self,
-        to: &State,
-        path: &TreePath,
-        is_to_go: bool,
-        since: Timestamp,
-    ) -> FsResult<Option<&'static str>> {
-        if to.lower.is_half_applied(path) {
-            return Ok(None);
-        }
-        let there = if_exists(self.base().stat(path))?;
-        let is_dir = |stat: &BaseStat| stat.kind == FileKind::Dir;
-        Ok(match (expectation(to, path)?, &there) {
-            (Expected::Nothing | Expected::Unknown, None) => None,
-            (Expected::Nothing, Some(_)) => Some("it appeared in the base"),
-            (Expected::Print(_), None) => Some("it was removed from the base"),
-            // A directory whose names changed is no conflict, unless the directory is to be
-            // removed.
-            (Expected::Print(print), Some(stat)) if is_dir(stat) && !is_to_go => {
-                let is_same = print.ino == stat.ino || !self.base().has_stable_inodes();
-                (!is_same).then_some("it was replaced in the base")
-            }
-            (Expected::Print(print), Some(stat)) => {
-                (!to.lower.is_as(&print, &stat.fingerprint())).then_some("it changed in the base")
-            }
-            (Expected::Unknown, Some(stat)) => {
-                (!is_dir(stat) && stat.ctime > since).then_some("it changed in the base")
-            }
-        })
     }
 
     /// The time since which the base is as an epoch shows it.
@@ -114,23 +82,79 @@ enum Expected {
     Unknown,
 }
 
-fn expectation(to: &State, path: &TreePath) -> FsResult<Expected> {
-    if let Some(left) = to.lower.left_since(path) {
-        return Ok(left.map_or(Expected::Nothing, Expected::Print));
+/// Compares the base with what a tree has seen of it, path by path.
+struct Expectations<'a> {
+    to: &'a State,
+    /// The time since which the base is as the epoch of the tree shows it.
+    since: Timestamp,
+    lookup: PathLookup<'a>,
+    /// The directory of the last path, and its number in the base, if the base has it.
+    last_dir: Option<(TreePath, Option<Ino>)>,
+}
+
+impl<'a> Expectations<'a> {
+    fn of(to: &'a State, since: Timestamp) -> Expectations<'a> {
+        Expectations { to, since, lookup: to.lower.base().lookup_paths(), last_dir: None }
     }
-    let Some((dir, name)) = path.split() else { return Ok(Expected::Unknown) };
-    // The fingerprint is in the directory that merges this directory of the base, wherever that
-    // directory stands in the tree now.
-    let Some((ino, _)) = to.lower.lookup(&dir)? else { return Ok(Expected::Nothing) };
-    let merges_it = matches!(
-        to.tree.node(ino).map(|n| &n.body),
-        Some(Body::Dir { base: Some(base) }) if *base == dir
-    );
-    Ok(match to.tree.dentry(ino, &name).filter(|_| merges_it) {
-        Some(Dentry::Child { hides: Some(print), .. } | Dentry::Whiteout(print)) => {
-            Expected::Print(**print)
+
+    /// How the base differs at a path from what the tree has seen; none if it does not.
+    fn conflict_at(&mut self, path: &TreePath, is_to_go: bool) -> FsResult<Option<&'static str>> {
+        if self.to.lower.is_half_applied(path) {
+            return Ok(None);
         }
-        Some(Dentry::Child { hides: None, .. }) => Expected::Nothing,
-        None => Expected::Unknown,
-    })
+        let there = if_exists(self.lookup.stat(path))?;
+        let is_dir = |stat: &BaseStat| stat.kind == FileKind::Dir;
+        Ok(match (self.at(path)?, &there) {
+            (Expected::Nothing | Expected::Unknown, None) => None,
+            (Expected::Nothing, Some(_)) => Some("it appeared in the base"),
+            (Expected::Print(_), None) => Some("it was removed from the base"),
+            // A directory whose names changed is no conflict, unless the directory is to be
+            // removed.
+            (Expected::Print(print), Some(stat)) if is_dir(stat) && !is_to_go => {
+                let has_stable_inodes = self.to.lower.base().has_stable_inodes();
+                let is_same = print.ino == stat.ino || !has_stable_inodes;
+                (!is_same).then_some("it was replaced in the base")
+            }
+            (Expected::Print(print), Some(stat)) => {
+                let is_same = self.to.lower.is_as(&print, &stat.fingerprint());
+                (!is_same).then_some("it changed in the base")
+            }
+            (Expected::Unknown, Some(stat)) => {
+                (!is_dir(stat) && stat.ctime > self.since).then_some("it changed in the base")
+            }
+        })
+    }
+
+    /// The node that the tree expects at a path.
+    fn at(&mut self, path: &TreePath) -> FsResult<Expected> {
+        if let Some(left) = self.to.lower.left_since(path) {
+            return Ok(left.map_or(Expected::Nothing, Expected::Print));
+        }
+        let Some((dir, name)) = path.split() else { return Ok(Expected::Unknown) };
+        // The fingerprint is in the directory that merges this directory of the base, wherever that
+        // directory stands in the tree now.
+        let Some(ino) = self.number_of(&dir)? else { return Ok(Expected::Nothing) };
+        let merges_it = matches!(
+            self.to.tree.node(ino).map(|n| &n.body),
+            Some(Body::Dir { base: Some(base) }) if *base == dir
+        );
+        Ok(match self.to.tree.dentry(ino, &name).filter(|_| merges_it) {
+            Some(Dentry::Child { hides: Some(print), .. } | Dentry::Whiteout(print)) => {
+                Expected::Print(**print)
+            }
+            Some(Dentry::Child { hides: None, .. }) => Expected::Nothing,
+            None => Expected::Unknown,
+        })
+    }
+
+    fn number_of(&mut self, dir: &TreePath) -> FsResult<Option<Ino>> {
+        match &self.last_dir {
+            Some((last, ino)) if last == dir => Ok(*ino),
+            _ => {
+                let ino = self.to.lower.lookup(dir)?.map(|(ino, _)| ino);
+                self.last_dir = Some((dir.clone(), ino));
+                Ok(ino)
+            }
+        }
+    }
 }

@@ -50,8 +50,9 @@ pub(in crate::timeline) fn record(
     foreign: &BTreeSet<TreePath>,
 ) -> FsResult<PreImages> {
     let mut ids = store.identities().lock();
+    let lookup = base.lookup_paths();
     let now: Vec<Option<BaseStat>> =
-        images.iter().map(|(path, _)| written.stat(base, path)).collect::<FsResult<_>>()?;
+        images.iter().map(|(path, _)| written.stat(&lookup, path)).collect::<FsResult<_>>()?;
     retire_removed(&mut ids, base, &images, &now)?;
     let mut left = Vec::new();
     for ((path, image), stat) in images.iter_mut().zip(now) {
@@ -124,10 +125,10 @@ pub(in crate::timeline) fn drop_shared_numbers(
 ) -> FsResult<WriteOutcome> {
     let mut own = BTreeMap::new();
     let mut ids = store.identities().lock();
-    let inos = &written.inos;
+    let (inos, lookup) = (&written.inos, base.lookup_paths());
     for (path, ino) in inos {
         let mut has_number = |path: &TreePath| -> FsResult<bool> {
-            match written.stat(base, path)? {
+            match written.stat(&lookup, path)? {
                 Some(stat) => Ok(ids.of(stat.dev, stat.ino)? == *ino),
                 None => Ok(false),
             }

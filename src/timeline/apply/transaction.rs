@@ -86,8 +86,9 @@ impl Timeline {
         let written =
             write_base(self.base(), states, &plan.changes, touched, stages, &mut claim, None)?;
         let written = post_images::drop_shared_numbers(self.store(), self.base(), plan, written)?;
+        let lookup = self.base().lookup_paths();
         let foreign =
-            claims.foreign_paths(self.base(), images, |path| written.stat(self.base(), path))?;
+            claims.foreign_paths(self.base(), images, |path| written.stat(&lookup, path))?;
         if !foreign.is_empty() {
             log::warn!("{}", rollback::describe_foreign(&foreign));
         }
@@ -187,9 +188,10 @@ fn record_pre_images(layer: &mut Upper, plan: &Plan) -> Result<(TouchedPaths, St
     for path in linked.into_keys().chain(stages.paths()) {
         touched.entry(path).or_insert(Keep::InPlace);
     }
+    let mut walk = plan.from.resolve_many();
     let found: Vec<(&TreePath, Found, Keep)> = touched
         .iter()
-        .map(|(path, keep)| Ok((path, plan.from.resolve(path)?, *keep)))
+        .map(|(path, keep)| Ok((path, walk.resolve(path)?, *keep)))
         .collect::<FsResult<_>>()
         .attempt(read)?;
     if let Some((path, ..)) = found.iter().find(|(_, found, _)| pre_images::is_mounted(found)) {

@@ -16,7 +16,7 @@ mod place;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::base::{Attributes, Base, BaseStat, BaseWriter, WriteDir};
+use crate::base::{Attributes, Base, BaseStat, BaseWriter, PathLookup, WriteDir};
 use crate::error::{Attempt, FsError, FsResult, if_exists};
 use crate::fs::merged::lower::LowerNode;
 use crate::fs::{Found, State};
@@ -48,7 +48,7 @@ impl WriteOutcome {
     /// this is the node that was there before.
     pub(in crate::timeline) fn stat(
         &self,
-        base: &Base,
+        base: &PathLookup<'_>,
         path: &TreePath,
     ) -> FsResult<Option<BaseStat>> {
         match (base.stat(path), self.seen.get(path)) {

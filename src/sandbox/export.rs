@@ -119,7 +119,8 @@ impl Sandbox {
         let mounts = if terms.detach_mounts { Mounts::Detach } else { Mounts::Refuse };
         let mut lister = self.lister(Detail::NameStatus);
         let mut list = |from: &State, to: &State, change: PathChange| lister.add(from, to, &change);
-        let shown = self.timeline.show_received(received, &terms.name, (mounts, &mut list));
+        let what = (form_of(terms), terms.name.as_str());
+        let shown = self.timeline.show_received(received, what, (mounts, &mut list));
         let RestoreOutcome { before, undo, detached } = shown.inspect_err(|error| {
             if !error.is_done {
                 self.timeline.drop_received(received);
@@ -132,15 +133,16 @@ impl Sandbox {
 
     fn receive(&self, terms: &ImportTerms, asked: &Sandbox, interrupts: u64) -> Result<Received> {
         let go = || asked.interrupts.load(Ordering::SeqCst) == interrupts;
+        let form = form_of(terms);
         let state = match &terms.onto {
-            None | Some(Rev::Now) => self.timeline.seal_for_import()?,
+            None | Some(Rev::Now) => self.timeline.seal_for_import(form, &terms.name)?,
             Some(rev) => self.target(rev)?,
         };
         let onto = Onto {
             state,
             only_changes: terms.onto.is_some(),
             has_whiteouts: terms.is_layers || terms.onto.is_some(),
-            form: if terms.is_state { Form::State } else { Form::Tar },
+            form,
         };
         let space = self.fs().statfs().attempt(|| "measure the free space")?;
         let content = space.available.saturating_mul(u64::from(space.block_size));
@@ -149,6 +151,10 @@ impl Sandbox {
         let mut archives = terms.stream.frames(&go)?;
         self.timeline.receive(&mut archives, onto, limits, &terms.name)
     }
+}
+
+fn form_of(terms: &ImportTerms) -> Form {
+    if terms.is_state { Form::State } else { Form::Tar }
 }
 
 fn imported(

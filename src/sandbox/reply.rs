@@ -325,7 +325,7 @@ pub struct Operation {
     /// When it was done.
     pub time: Timestamp,
     /// Its kind: `create`, `checkpoint`, `seal`, `restore`, `discard`, `apply`, `undo apply`,
-    /// `op restore`, `fork`, `drop fork` or `merge`.
+    /// `op restore`, `fork`, `drop fork`, `merge`, `import` or `pull`.
     pub verb: String,
     /// Its object, for people.
     pub description: String,

@@ -30,7 +30,7 @@ use crate::tar;
 use crate::timeline::checkpoint::seal_unused;
 use crate::timeline::mounts::Mounts;
 use crate::timeline::restore::{ChangeSink, RestoreOutcome};
-use crate::timeline::{Target, Timeline};
+use crate::timeline::{Target, Timeline, verb_text};
 use crate::tree::Edit;
 use crate::types::LayerId;
 
@@ -79,6 +79,16 @@ pub enum Form {
     State,
 }
 
+impl Form {
+    /// The operation that such an import is.
+    pub fn verb(self) -> OpVerb {
+        match self {
+            Form::Tar => OpVerb::Import,
+            Form::State => OpVerb::Pull,
+        }
+    }
+}
+
 /// The state that an import begins with.
 #[derive(Clone, Copy, Debug)]
 pub struct Onto {
@@ -108,10 +118,10 @@ impl Timeline {
     ///
     /// # Errors
     /// A failure of the store.
-    pub fn seal_for_import(&self) -> Result<Target> {
+    pub fn seal_for_import(&self, form: Form, name: &str) -> Result<Target> {
         let _operation = self.lock_operation();
         self.flush()?;
-        Ok(self.seal_present("an import")?.0)
+        Ok(self.seal_present(&format!("{} {name}", verb_text(form.verb())))?.0)
     }
 
     /// Receives archives into a sealed state that no head shows yet.
@@ -176,7 +186,8 @@ impl Timeline {
         let after = builder.finish();
         write_edits(layer, before.tree.edits_to(&after.tree))?;
         let layer_id = layer.layer();
-        self.with_reserve(|| seal_unused(self.store(), layer, &format!("import {name}")))?;
+        let message = format!("{} {name}", verb_text(onto.form.verb()));
+        self.with_reserve(|| seal_unused(self.store(), layer, &message))?;
         self.trees.lock().keep(layer_id, after.tree);
         memory::trim();
         Ok((entries, left_out))
@@ -189,10 +200,10 @@ impl Timeline {
     pub fn show_received(
         &self,
         received: Received,
-        name: &str,
+        (form, name): (Form, &str),
         (mounts, changes): (Mounts, ChangeSink<'_>),
     ) -> Result<RestoreOutcome> {
-        self.restore(OpVerb::Import, received.target, name.to_owned(), (mounts, changes))
+        self.restore(form.verb(), received.target, name.to_owned(), (mounts, changes))
     }
 
     /// Removes a received state that no head shows.

@@ -86,7 +86,10 @@ fn a_pushed_state_is_pulled_elsewhere_equal_in_every_attribute() {
     let said = receiver.run(&there, &["pull", &reference]);
     assert_same(&wanted, &all(&there), "the pulled state");
     let log = there.json(&["op", "log"]);
-    assert_eq!((&log[0]["verb"], &log[0]["description"]), (&"pull".into(), &reference.as_str().into()));
+    assert_eq!(
+        (&log[0]["verb"], &log[0]["description"]),
+        (&"pull".into(), &reference.as_str().into())
+    );
     let pulled = receiver.json(&there, &["pull", &reference]);
     assert_eq!(pulled["tree"], pushed["tree"]);
     assert_eq!((&pulled["name"], &pulled["message"]), (&"green".into(), &"tests pass".into()));

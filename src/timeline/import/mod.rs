@@ -16,6 +16,7 @@ mod entry;
 mod place;
 mod purge;
 mod state;
+mod states;
 
 use std::io::Read;
 
@@ -75,7 +76,7 @@ pub trait Archives {
 pub enum Form {
     /// Tar archives.
     Tar,
-    /// One description of a state, with the bytes of its chunks in it.
+    /// Descriptions of states, with the bytes of their chunks in them.
     State,
 }
 
@@ -98,15 +99,19 @@ pub struct Onto {
     pub only_changes: bool,
     /// Whether names of whiteouts have a meaning.
     pub has_whiteouts: bool,
-    /// The form of the bytes.
-    pub form: Form,
 }
 
 /// A state that was received and sealed.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Received {
     /// The state.
     pub target: Target,
+    /// The layers that were made, oldest first.
+    layers: Vec<LayerId>,
+    /// The number of checkpoints that came along.
+    pub checkpoints: u64,
+    /// The names of those that have none here, because another checkpoint has the name.
+    pub unnamed: Vec<String>,
     /// The number of entries.
     pub entries: u64,
     /// Attributes of other systems, which were left out.
@@ -143,16 +148,22 @@ impl Timeline {
         let id = layer.layer();
         match self.receive_into(&mut layer, state, archives, (onto, limits), name) {
             Ok((entries, left_out)) => {
-                Ok(Received { target: Target { layer: Some(id), epoch }, entries, left_out })
+                let target = Target { layer: Some(id), epoch };
+                let (layers, unnamed) = (vec![id], Vec::new());
+                Ok(Received { target, layers, checkpoints: 0, unnamed, entries, left_out })
             }
-            Err(error) => {
-                drop(layer);
-                if let Err(why) = self.store().withdraw_layer(id) {
-                    log::warn!("{why}; gc removes it");
-                }
-                Err(error)
-            }
+            Err(error) => Err(self.withdraw_received(layer, error)),
         }
+    }
+
+    /// Removes a layer that was not sealed, after an error.
+    fn withdraw_received(&self, layer: Upper, error: Error) -> Error {
+        let id = layer.layer();
+        drop(layer);
+        if let Err(why) = self.store().withdraw_layer(id) {
+            log::warn!("{why}; gc removes it");
+        }
+        error
     }
 
     fn receive_into(
@@ -168,14 +179,9 @@ impl Timeline {
         builder.has_whiteouts = onto.has_whiteouts;
         while archives.next()? {
             builder.begin_archive();
-            match onto.form {
-                Form::State => state::add_all(&mut builder, archives.bytes())?,
-                Form::Tar => {
-                    let mut reader = tar::Reader::new(archives.bytes());
-                    while let Some(entry) = reader.next_entry()? {
-                        entry::add(&mut builder, &entry, &mut reader)?;
-                    }
-                }
+            let mut reader = tar::Reader::new(archives.bytes());
+            while let Some(entry) = reader.next_entry()? {
+                entry::add(&mut builder, &entry, &mut reader)?;
             }
             archives.finish()?;
         }
@@ -186,8 +192,7 @@ impl Timeline {
         let after = builder.finish();
         write_edits(layer, before.tree.edits_to(&after.tree))?;
         let layer_id = layer.layer();
-        let message = format!("{} {name}", verb_text(onto.form.verb()));
-        self.with_reserve(|| seal_unused(self.store(), layer, &message))?;
+        self.with_reserve(|| seal_unused(self.store(), layer, &format!("import {name}")))?;
         self.trees.lock().keep(layer_id, after.tree);
         memory::trim();
         Ok((entries, left_out))
@@ -199,7 +204,7 @@ impl Timeline {
     /// As [`Timeline::restore`].
     pub fn show_received(
         &self,
-        received: Received,
+        received: &Received,
         (form, name): (Form, &str),
         (mounts, changes): (Mounts, ChangeSink<'_>),
     ) -> Result<RestoreOutcome> {
@@ -207,10 +212,16 @@ impl Timeline {
     }
 
     /// Removes a received state that no head shows.
-    pub fn drop_received(&self, received: Received) {
-        let removed = received.target.layer.map(|layer: LayerId| self.store().remove_unused(layer));
-        if let Some(Err(why)) = removed {
-            log::warn!("{why}; gc removes it");
+    pub fn drop_received(&self, received: &Received) {
+        self.drop_layers(&received.layers);
+    }
+
+    /// Removes sealed layers that no head shows, each after those above it.
+    fn drop_layers(&self, layers: &[LayerId]) {
+        for layer in layers.iter().rev() {
+            if let Err(why) = self.store().remove_unused(*layer) {
+                log::warn!("{why}; gc removes it");
+            }
         }
     }
 }

@@ -52,7 +52,7 @@ const ALL: &str = r#"
         awk '{ if (!($2 in first)) first[$2] = $1; print $1, first[$2] }'
 "#;
 
-fn all(live: &Live) -> Vec<String> {
+pub fn all(live: &Live) -> Vec<String> {
     live.sh(ALL).lines().map(str::to_owned).collect()
 }
 

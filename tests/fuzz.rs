@@ -29,6 +29,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::time::{Duration, Instant};
 
 use jailfs::error::Result;
+use jailfs::internals::store::archive::history::{Facts, History, Past};
 use jailfs::internals::store::archive::tree_blob::{Attributes, Event, Piece, TreeWriter};
 use jailfs::internals::store::archive::writer::PackWriter;
 use jailfs::internals::store::archive::{Chunk, ChunkRef, ChunkSink, Digest};
@@ -36,7 +37,7 @@ use jailfs::internals::store::io::{codec, log};
 use jailfs::internals::store::record::Record;
 use jailfs::internals::tar::{Entry, Kind, Writer};
 use jailfs::internals::tree::{Body, Dentry, Edit, Meta, Node, Source};
-use jailfs::types::{ByteRange, FileKind, Ino, LayerId, Name, Timestamp};
+use jailfs::types::{ByteRange, FileKind, Ino, LayerId, Name, Timestamp, TreePath};
 use rng::Rng;
 
 /// Inputs that are kept as material for mutations.
@@ -208,12 +209,22 @@ fn trees() -> Vec<Vec<u8>> {
         Event::End,
         Event::Link { name: name("e"), of: 3 },
         Event::Symlink { name: name("s"), attributes: attributes(), target: b"d/f".to_vec() },
+        Event::BaseFile {
+            name: name("t"),
+            attributes: attributes(),
+            size: 5,
+            path: TreePath::parse(b"d/base").unwrap(),
+            digest: Digest::of(b"pieces"),
+        },
         Event::End,
     ];
     let (mut writer, mut stream) = (TreeWriter::default(), Stream(Vec::new()));
     events.iter().try_for_each(|event| writer.write(event, &mut stream)).unwrap();
     let blob = writer.finish(&mut stream).unwrap();
-    vec![stream.0, blob.encode()]
+    let facts = Facts { name: Some("green".to_owned()), ..Facts::default() };
+    let past = Past::new(facts, &blob, &mut |_| Ok::<_, ()>(())).unwrap();
+    let history = History { checkpoints: vec![past.clone(), past] };
+    vec![stream.0, blob.encode(), history.encode().unwrap()]
 }
 
 #[test]

@@ -21,6 +21,8 @@ mod cutter;
 #[expect(dead_code, reason = "each test file uses another part of this")]
 #[path = "common/live.rs"]
 mod harness;
+#[path = "push/history.rs"]
+mod history;
 #[path = "push/hostile.rs"]
 mod hostile;
 #[path = "registry/partner.rs"]

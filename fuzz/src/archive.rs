@@ -5,6 +5,7 @@
 //! * A forged pack, whose digests are right, still gives no byte that differs from its name.
 
 use jailfs::error::{Error, Kind, Result};
+use jailfs::internals::store::archive::history::History;
 use jailfs::internals::store::archive::index::Index;
 use jailfs::internals::store::archive::reader::Pack;
 use jailfs::internals::store::archive::tree_blob::{TreeBlob, TreeReader, TreeWriter};
@@ -63,6 +64,9 @@ impl ChunkSink for Stream {
 
 /// Reads `data` as a blob and as a stream. A tree that is read is written again, and is the same.
 pub fn tree(data: &[u8]) {
+    if let Ok(history) = History::parse(data) {
+        assert_eq!(history.encode().expect("a history"), data, "a history has one form");
+    }
     if let Ok(blob) = TreeBlob::parse(data) {
         assert_eq!(blob.encode(), data, "a blob has one form");
     }

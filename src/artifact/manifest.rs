@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Kind, Result};
 use crate::registry::{Descriptor, Digest as BlobDigest};
+use crate::store::archive::history::MAX_HISTORY;
 use crate::store::archive::tree_blob::MAX_BLOB;
 use crate::store::archive::writer::{FOOT, HEAD};
 use crate::store::archive::{Digest, MAX_INDEX};
@@ -20,6 +21,7 @@ pub(super) const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 const ARTIFACT: &str = "application/vnd.jailfs.checkpoint.v1";
 const TREE: &str = "application/vnd.jailfs.tree.v1";
 const PACK: &str = "application/vnd.jailfs.pack.v1";
+const HISTORY: &str = "application/vnd.jailfs.history.v1";
 /// The most packs of an artifact.
 const MAX_PACKS: usize = 8192;
 
@@ -32,6 +34,8 @@ const TREE_NAME: &str = "vnd.jailfs.tree";
 const PARENT: &str = "vnd.jailfs.parent";
 const PACK_NAME: &str = "vnd.jailfs.pack";
 const INDEX: &str = "vnd.jailfs.index";
+const CHECKPOINTS: &str = "vnd.jailfs.checkpoints";
+const THIN: &str = "vnd.jailfs.thin";
 
 /// The facts about a checkpoint that people want to know.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -67,8 +71,12 @@ pub struct Artifact {
     pub entries: u64,
     /// The name of the tree.
     pub tree: Digest,
+    /// Whether it relies on files of the base.
+    pub is_thin: bool,
     /// The tree blob.
     pub(super) tree_blob: Descriptor,
+    /// The history, and the number of checkpoints in it.
+    pub(super) history: Option<(Descriptor, u64)>,
     /// The packs that have its chunks.
     pub(super) packs: Vec<PackBlob>,
 }
@@ -97,6 +105,11 @@ struct Part {
 }
 
 impl Artifact {
+    /// The number of checkpoints that come along.
+    pub fn checkpoints(&self) -> u64 {
+        self.history.as_ref().map_or(0, |(_, count)| *count)
+    }
+
     /// The bytes of the manifest. The same artifact gives the same bytes.
     ///
     /// # Errors
@@ -114,6 +127,9 @@ impl Artifact {
             let names = [(PACK_NAME, name.to_string()), (INDEX, index)];
             part(PACK, blob, names.map(|(key, value)| (key.to_owned(), value)).into())
         };
+        let history = self.history.iter().map(|(blob, count)| {
+            part(HISTORY, blob, [(CHECKPOINTS.to_owned(), count.to_string())].into())
+        });
         let About { created, head, name, message, parent } = &self.about;
         let annotations = [
             (CREATED, Some(created.clone())),
@@ -123,6 +139,7 @@ impl Artifact {
             (ENTRIES, Some(self.entries.to_string())),
             (TREE_NAME, Some(self.tree.to_string())),
             (PARENT, parent.map(|parent| parent.to_string())),
+            (THIN, self.is_thin.then(|| "true".to_owned())),
         ];
         let annotations = annotations.into_iter();
         let document = Document {
@@ -130,7 +147,7 @@ impl Artifact {
             media_type: Some(MANIFEST.to_owned()),
             artifact_type: Some(ARTIFACT.to_owned()),
             config: part(TREE, &self.tree_blob, BTreeMap::new()),
-            layers: self.packs.iter().map(pack).collect(),
+            layers: history.chain(self.packs.iter().map(pack)).collect(),
             annotations: annotations
                 .filter_map(|(key, value)| Some((key.to_owned(), value?)))
                 .collect(),
@@ -157,29 +174,45 @@ impl Artifact {
     }
 }
 
+fn blob_of(part: &Part) -> std::result::Result<Descriptor, String> {
+    Ok(Descriptor { digest: BlobDigest::parse(&part.digest)?, size: part.size })
+}
+
+/// The history of a layer, and the number of its checkpoints.
+fn history_of(part: &Part) -> std::result::Result<(Descriptor, u64), String> {
+    let blob = blob_of(part)?;
+    if blob.size > MAX_HISTORY as u64 {
+        return Err(format!("its history has {} bytes, more than 64 MiB", blob.size));
+    }
+    let count = part.annotations.get(CHECKPOINTS).and_then(|text| text.parse().ok());
+    Ok((blob, count.ok_or("it has a history without a number of checkpoints")?))
+}
+
 fn parse(bytes: &[u8]) -> std::result::Result<Artifact, String> {
     let mut document: Document =
         serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
-    let blob = |part: &Part| -> std::result::Result<Descriptor, String> {
-        Ok(Descriptor { digest: BlobDigest::parse(&part.digest)?, size: part.size })
-    };
     if document.schema_version != 2 || document.config.media_type != TREE {
         return Err("it is no checkpoint of a version that this program knows".to_owned());
     }
-    let tree_blob = blob(&document.config)?;
+    let tree_blob = blob_of(&document.config)?;
     if tree_blob.size > MAX_BLOB as u64 {
         return Err(format!("its tree blob has {} bytes, more than 64 MiB", tree_blob.size));
     }
-    if document.layers.len() > MAX_PACKS {
+    let history = match document.layers.first() {
+        Some(first) if first.media_type == HISTORY => Some(history_of(first)?),
+        _ => None,
+    };
+    let packs_at = usize::from(history.is_some());
+    if document.layers.len() - packs_at > MAX_PACKS {
         return Err(format!("it has more than {MAX_PACKS} packs"));
     }
     let mut names = BTreeSet::new();
     let mut packs = Vec::new();
-    for part in &document.layers {
+    for part in document.layers.iter().skip(packs_at) {
         if part.media_type != PACK {
             return Err("it has a layer that is no pack".to_owned());
         }
-        let blob = blob(part)?;
+        let blob = blob_of(part)?;
         let pack = pack_of(part, blob).ok_or("it has a pack without a place of its index")?;
         if !names.insert(pack.name) {
             return Err("it has a pack twice".to_owned());
@@ -199,7 +232,9 @@ fn parse(bytes: &[u8]) -> std::result::Result<Artifact, String> {
         },
         entries: number.ok_or("it has no number of entries")?,
         tree: digest(take(TREE_NAME).unwrap_or_default())?,
+        is_thin: take(THIN).is_some_and(|text| text == "true"),
         tree_blob,
+        history,
         packs,
     })
 }
@@ -232,7 +267,9 @@ mod tests {
             },
             entries: 3,
             tree: Digest([1; 32]),
+            is_thin: true,
             tree_blob: Descriptor::of(b"tree"),
+            history: Some((Descriptor { size: 777, ..Descriptor::of(b"history") }, 5)),
             packs: vec![PackBlob { blob, name: Digest([2; 32]), index }],
         }
     }
@@ -242,7 +279,8 @@ mod tests {
         let bytes = artifact().encode().unwrap();
         assert_eq!(Artifact::parse(&bytes, "it").unwrap(), Some(artifact()));
         let none = About { name: None, message: String::new(), parent: None, ..artifact().about };
-        let bare = Artifact { about: none, packs: Vec::new(), ..artifact() };
+        let bare = Artifact { packs: Vec::new(), history: None, is_thin: false, ..artifact() };
+        let bare = Artifact { about: none, ..bare };
         assert_eq!(Artifact::parse(&bare.encode().unwrap(), "it").unwrap(), Some(bare));
     }
 
@@ -267,6 +305,11 @@ mod tests {
             (&"01".repeat(32), "01"),
             (&"07".repeat(32), "07"),
             ("sha256:", "sha512:"),
+            ("\"size\":777", "\"size\":67108865"),
+            ("\"vnd.jailfs.checkpoints\":\"5\"", "\"vnd.jailfs.checkpoints\":\"-5\""),
+            ("\"vnd.jailfs.checkpoints\"", "\"x\""),
+            (HISTORY, "application/octet-stream"),
+            (PACK, HISTORY),
             (PACK, "application/octet-stream"),
             (TREE, "application/vnd.oci.image.config.v1+json"),
             ("\"vnd.jailfs.entries\":\"3\"", "\"vnd.jailfs.entries\":\"-3\""),
@@ -276,7 +319,7 @@ mod tests {
             let error = Artifact::parse(text.replace(from, to).as_bytes(), "it").unwrap_err();
             assert_eq!(error.kind, Kind::Damage, "{from} -> {to}: {error}");
         }
-        let layers = text.find("\"layers\":[").unwrap() + 10;
+        let layers = text.find(&format!("{{\"mediaType\":\"{PACK}")).unwrap();
         let pack = &text[layers..text.find("],\"annotations\"").unwrap()];
         let twice = text.replace(pack, &format!("{pack},{pack}"));
         assert!(Artifact::parse(twice.as_bytes(), "it").unwrap_err().reason.contains("twice"));

@@ -17,10 +17,11 @@ mod manifest;
 mod packs;
 mod pull;
 mod push;
+mod sending;
 mod spool;
 
 pub use cache::Cache;
 pub use list::{Listed, list};
 pub use manifest::{About, Artifact};
 pub use pull::Pull;
-pub use push::{Push, PushOutcome};
+pub use push::{Described, Push, PushOutcome};

@@ -1,19 +1,17 @@
 //! Pulls an artifact: first the description, then the chunks that are missing here.
 
 use std::collections::HashSet;
-use std::io::{self, Write};
 
 use super::cache::Cache;
 use super::manifest::Artifact;
 use super::packs::Packs;
+use super::sending::{Sending, Take};
 use super::spool::Spool;
-use crate::error::{Attempt, Error, Kind, Result};
-use crate::registry::{Digest as BlobDigest, Meter, Repository, Version};
-use crate::store::archive::tree_blob::{Event, Piece, TreeBlob, load, put_event, put_magic};
-use crate::store::archive::{Chunk, ChunkRef, ChunkSource};
-
-/// Bytes that are sent to the sandbox at once.
-const BUFFER: usize = 256 << 10;
+use crate::error::{Error, Kind, Result};
+use crate::registry::{Descriptor, Digest as BlobDigest, Meter, Repository, Version};
+use crate::store::archive::history::{History, Past};
+use crate::store::archive::tree_blob::{Event, Piece, TreeBlob, load};
+use crate::store::archive::{Chunk, ChunkRef};
 
 /// A pull in progress.
 pub struct Pull<'a> {
@@ -22,6 +20,9 @@ pub struct Pull<'a> {
     artifact: Artifact,
     manifest: BlobDigest,
     blob: TreeBlob,
+    history: History,
+    /// The number of the newest checkpoint of the history that the sandbox has.
+    present: Option<usize>,
     packs: Packs,
     spool: Spool,
 }
@@ -51,8 +52,26 @@ pub(super) fn no_such(version: &Version) -> Error {
         .hint("'jailfs ls' lists the tags")
 }
 
+/// Fetches the history of an artifact, whose manifest says its number of checkpoints.
+fn read_history(
+    repository: &Repository,
+    (blob, count): &(Descriptor, u64),
+    meter: &mut Meter<'_>,
+) -> Result<History> {
+    meter.expect(blob.size);
+    let mut bytes = Vec::new();
+    repository.fetch_blob(blob, &mut bytes, meter)?;
+    let damage = |why: String| Error::damage("read the history", why);
+    let history = History::parse(&bytes).map_err(|flaw| damage(flaw.0))?;
+    match history.checkpoints.len() as u64 == *count {
+        true => Ok(history),
+        false => Err(damage(format!("it does not have the {count} checkpoints of the manifest"))),
+    }
+}
+
 impl<'a> Pull<'a> {
-    /// Reads the manifest, the tree blob, and the indexes of the packs.
+    /// Reads the manifest, the tree blob, the history, and the indexes of the packs. `count` is the
+    /// number of checkpoints that come along; `None` for all that were pushed.
     ///
     /// # Errors
     /// There is no such checkpoint; the registry does not answer or refuses; or what it sends is
@@ -60,7 +79,7 @@ impl<'a> Pull<'a> {
     pub fn begin(
         repository: &'a Repository,
         cache: &'a Cache,
-        version: &Version,
+        (version, count): (&Version, Option<u64>),
         meter: &mut Meter<'_>,
     ) -> Result<Pull<'a>> {
         let found = artifact(repository, version)?;
@@ -73,9 +92,26 @@ impl<'a> Pull<'a> {
         if blob.digest() != artifact.tree || blob.entries() != artifact.entries {
             return Err(damage("it is not the one that the manifest names".to_owned()));
         }
+        let mut history = match &artifact.history {
+            Some(known) if count != Some(0) => read_history(repository, known, meter)?,
+            _ => History::default(),
+        };
+        let most = count.and_then(|count| usize::try_from(count).ok()).unwrap_or(usize::MAX);
+        let left_out = history.checkpoints.len().saturating_sub(most);
+        history.checkpoints.drain(..left_out);
         let packs = Packs::open(repository, cache, &artifact.packs, meter)?;
         let spool = Spool::open(&cache.pull(&artifact.tree))?;
-        Ok(Pull { repository, cache, artifact, manifest, blob, packs, spool })
+        Ok(Pull {
+            repository,
+            cache,
+            artifact,
+            manifest,
+            blob,
+            history,
+            present: None,
+            packs,
+            spool,
+        })
     }
 
     /// Keeps a chunk of this machine, if the packs have it.
@@ -90,24 +126,65 @@ impl<'a> Pull<'a> {
         }
     }
 
-    /// Fetches all chunks that are missing: those of the description, and then those of the files
-    /// in it. The order of the entries, and all that names them, is checked on the way.
+    /// Whether the descriptions rely on files of the base.
+    pub fn is_thin(&self) -> bool {
+        self.artifact.is_thin
+    }
+
+    /// The checkpoints that come along, oldest first.
+    pub fn history(&self) -> &[Past] {
+        &self.history.checkpoints
+    }
+
+    /// Notes that the sandbox has the checkpoint with this number of the history, so that only
+    /// those after it come along.
+    pub fn continue_after(&mut self, number: usize) {
+        self.present = Some(number);
+    }
+
+    /// The checkpoints that come along and that the sandbox lacks.
+    fn missing(&self) -> &[Past] {
+        let from = self.present.map_or(0, |number| number + 1);
+        self.history().get(from..).unwrap_or_default()
+    }
+
+    /// The tree blob of the checkpoint that the sandbox has, if it has one.
+    fn present_blob(&self) -> Result<Option<TreeBlob>> {
+        let present = self.present.and_then(|number| self.history().get(number));
+        present.map(|past| past.blob(&self.spool)).transpose()
+    }
+
+    /// Fetches all chunks that are missing: those of the descriptions, and then those of the files
+    /// in them. The order of the entries, and all that names them, is checked on the way.
     ///
     /// # Errors
     /// The registry does not answer or refuses; what it sends is damaged; and those of the cache.
     pub fn fetch(&mut self, meter: &mut Meter<'_>) -> Result<()> {
-        let stream = self.blob.chunks().to_vec();
-        self.fetch_chunks(stream.into_iter(), meter)?;
+        let present = self.present.map_or(0, |number| number);
+        let pasts = self.history().get(present..).unwrap_or_default();
+        let blobs: HashSet<ChunkRef> = pasts.iter().flat_map(Past::blob_chunks).copied().collect();
+        self.fetch_chunks(blobs.into_iter(), meter)?;
+        let mut streams: HashSet<ChunkRef> = self.blob.chunks().iter().copied().collect();
+        for past in self.missing() {
+            streams.extend(past.blob(&self.spool)?.chunks());
+        }
+        streams.extend(self.present_blob()?.iter().flat_map(TreeBlob::chunks));
+        self.fetch_chunks(streams.into_iter(), meter)?;
         let mut missing = HashSet::<ChunkRef>::new();
         let spool = &self.spool;
-        load(&self.blob, spool, &mut |event| {
+        let mut note = |event| {
             if let Event::Piece(Piece::Chunk(chunk)) = event
                 && !spool.has(&chunk.digest)
             {
                 missing.insert(chunk);
             }
             Ok(())
-        })?;
+        };
+        for past in self.missing() {
+            load(&past.blob(spool)?, spool, &mut note)
+                .map_err(|error| error.during(past.label()))?;
+        }
+        load(&self.blob, spool, &mut note)?;
         self.fetch_chunks(missing.into_iter(), meter)
     }
 
@@ -119,26 +196,22 @@ impl<'a> Pull<'a> {
         self.packs.fetch(self.repository, wanted, &mut self.spool, meter)
     }
 
-    /// Writes the description, in which the bytes of each chunk follow its name.
+    /// Writes the states that the sandbox lacks: the checkpoints, and the pulled state unless it is
+    /// the last one of them.
     ///
     /// # Errors
-    /// Those of `write`, and damage of the cache.
-    pub fn write(&self, write: &mut dyn FnMut(&[u8]) -> io::Result<()>) -> Result<()> {
-        let mut buffer = Vec::with_capacity(2 * BUFFER);
-        put_magic(&mut buffer);
-        let mut write = |bytes: &[u8]| write(bytes).attempt(|| "send the state");
-        load(&self.blob, &self.spool, &mut |event| {
-            put_event(&event, &mut buffer)?;
-            if let Event::Piece(Piece::Chunk(chunk)) = event {
-                buffer.write_all(&self.spool.get(&chunk)?).attempt(|| "send the state")?;
-            }
-            if buffer.len() >= BUFFER {
-                write(&buffer)?;
-                buffer.clear();
-            }
-            Ok(())
-        })?;
-        write(&buffer)
+    /// Those of `take`, and damage of the cache.
+    pub fn write(&self, take: Take<'_>) -> Result<()> {
+        let onto = self.present_blob()?;
+        let has_several = !self.missing().is_empty();
+        let mut sending = Sending::new(&self.spool, take, has_several, onto.as_ref())?;
+        for past in self.missing() {
+            sending.state(&past.blob(&self.spool)?, Some(&past.facts))?;
+        }
+        match self.history().last().is_some_and(|last| last.tree == self.artifact.tree) {
+            true => Ok(()),
+            false => sending.state(&self.blob, None),
+        }
     }
 
     /// Ends the pull after the sandbox has the state. `key` names the store and the repository.

@@ -10,7 +10,7 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Sender, channel};
+use std::sync::mpsc::{SyncSender, sync_channel};
 
 use tempfile::{NamedTempFile, TempPath};
 
@@ -22,6 +22,7 @@ use crate::error::{Attempt, Error, Kind, Result};
 use crate::registry::{
     Descriptor, Digest as BlobDigest, Hasher, Meter, Pushed, Repository, Version,
 };
+use crate::store::archive::history::History;
 use crate::store::archive::tree_blob::TreeBlob;
 use crate::store::archive::writer::{HEAD, PackWriter};
 use crate::store::archive::{Chunk, Digest};
@@ -31,6 +32,9 @@ use crate::types::ByteRange;
 const MANY_PACKS: usize = 64;
 /// So many are left as they are then.
 const FEW_PACKS: usize = 32;
+
+/// The most packs that wait for the upload, so that a slow registry does not fill the disk.
+const WAITING_PACKS: usize = 2;
 
 /// A push that has found its parent.
 pub struct Push<'a> {
@@ -124,7 +128,7 @@ impl<'a> Push<'a> {
         meter: &mut Meter<'_>,
         take: impl FnOnce(&mut dyn FnMut(&[u8]) -> Result<()>) -> Result<T> + Send,
     ) -> Result<(T, Pushing)> {
-        let (to, ready) = channel();
+        let (to, ready) = sync_channel(WAITING_PACKS);
         let is_over = AtomicBool::new(false);
         let mut pushing = Pushing::default();
         let (uploaded, packed) = std::thread::scope(|scope| {
@@ -149,6 +153,20 @@ impl<'a> Push<'a> {
         Ok((taken, pushing))
     }
 
+    fn upload_bytes(
+        &self,
+        bytes: Vec<u8>,
+        pushing: &mut Pushing,
+        meter: &mut Meter<'_>,
+    ) -> Result<Descriptor> {
+        let blob = Descriptor::of(&bytes);
+        meter.expect(blob.size);
+        let mut source = io::Cursor::new(bytes);
+        let pushed = self.repository.push_blob(&blob, &mut source, None, meter)?;
+        pushing.count(pushed, &blob);
+        Ok(blob)
+    }
+
     fn upload_pack(
         &self,
         ready: Ready,
@@ -165,24 +183,30 @@ impl<'a> Push<'a> {
         Ok(())
     }
 
-    /// Uploads the tree blob, and then lets the tag name the artifact. `key` as in [`Push::begin`].
+    /// Uploads the history and the tree blob, and then lets the tag name the artifact. `key` as in
+    /// [`Push::begin`].
     ///
     /// # Errors
     /// Those of the registry. Then the tag names what it named before.
     pub fn finish(
         self,
         mut pushing: Pushing,
-        blob: &TreeBlob,
+        state: &Described<'_>,
         about: About,
         key: &str,
         meter: &mut Meter<'_>,
     ) -> Result<PushOutcome> {
-        let bytes = blob.encode();
-        let tree_blob = Descriptor::of(&bytes);
-        meter.expect(tree_blob.size);
-        let mut source = io::Cursor::new(bytes);
-        let pushed = self.repository.push_blob(&tree_blob, &mut source, None, meter)?;
-        pushing.count(pushed, &tree_blob);
+        let Described { blob, history, is_thin } = *state;
+        let count = history.checkpoints.len() as u64;
+        let encoded = history.encode();
+        let encoded = encoded
+            .map_err(|flaw| Error::new(Kind::Failed, "push the history", flaw.0))
+            .map(|bytes| (count > 0).then_some(bytes))?;
+        let history = match encoded {
+            Some(bytes) => Some((self.upload_bytes(bytes, &mut pushing, meter)?, count)),
+            None => None,
+        };
+        let tree_blob = self.upload_bytes(blob.encode(), &mut pushing, meter)?;
         let tree = blob.digest();
         // A state that is pushed again is no parent of itself.
         let parent = self.parent.and_then(|parent| match parent.tree == tree {
@@ -191,7 +215,7 @@ impl<'a> Push<'a> {
         });
         let about = About { parent, ..about };
         let (entries, packs) = (blob.entries(), pushing.packs);
-        let artifact = Artifact { about, entries, tree, tree_blob, packs };
+        let artifact = Artifact { about, entries, tree, is_thin, tree_blob, history, packs };
         let encoded = artifact.encode()?;
         let manifest = BlobDigest::of(&encoded);
         let was_there = self.at_tag.is_some_and(|(_, digest)| digest == manifest);
@@ -203,6 +227,17 @@ impl<'a> Push<'a> {
         let Pushing { blobs, bytes, .. } = pushing;
         Ok(PushOutcome { artifact, manifest, blobs, bytes, was_there })
     }
+}
+
+/// What a push has described.
+#[derive(Clone, Copy)]
+pub struct Described<'a> {
+    /// The state.
+    pub blob: &'a TreeBlob,
+    /// The checkpoints that lead to it.
+    pub history: &'a History,
+    /// Whether the descriptions rely on files of the base.
+    pub is_thin: bool,
 }
 
 /// The blobs that were uploaded so far.
@@ -251,7 +286,7 @@ impl Write for Hashed {
 /// Packs the chunks that the repository lacks.
 struct Packer<'p> {
     push: &'p Push<'p>,
-    to: Sender<Ready>,
+    to: SyncSender<Ready>,
     open: Option<PackWriter<Hashed>>,
     /// The chunks of the new packs.
     new: HashSet<Digest>,
@@ -270,7 +305,7 @@ fn writing() -> &'static str {
 }
 
 impl<'p> Packer<'p> {
-    fn new(push: &'p Push<'p>, to: Sender<Ready>, is_over: &'p AtomicBool) -> Packer<'p> {
+    fn new(push: &'p Push<'p>, to: SyncSender<Ready>, is_over: &'p AtomicBool) -> Packer<'p> {
         Packer { push, to, open: None, new: HashSet::new(), used: BTreeSet::new(), is_over }
     }
 

@@ -5,8 +5,8 @@
 //! ```
 //!
 //! If the pull is interrupted, the next one of the same tree goes on with them. The rest of the
-//! file after a chunk that is cut or damaged is written anew. A chunk is verified whenever it is
-//! read.
+//! file after a chunk that is cut or damaged is written anew. A chunk of a description is verified
+//! whenever it is read; the sandbox verifies those of the content.
 
 use std::collections::HashMap;
 use std::fs::{File, OpenOptions};
@@ -152,19 +152,35 @@ fn read_chunk(from: &mut impl Read, bytes: &mut Vec<u8>) -> io::Result<Digest> {
     }
 }
 
-impl ChunkSource for Spool {
-    fn get(&self, chunk: &ChunkRef) -> Result<Vec<u8>> {
+impl Spool {
+    /// Appends the bytes of a chunk to `to`, unverified: the receiver compares them.
+    ///
+    /// # Errors
+    /// The chunk is missing; and as read(2).
+    pub(super) fn append_unverified(&self, chunk: &ChunkRef, to: &mut Vec<u8>) -> Result<()> {
         let what = || format!("read chunk {}", chunk.digest);
         let missing = || Error::damage(what(), "no pack of the artifact has it");
         let at = *self.places.get(&chunk.digest).ok_or_else(missing)?;
         if self.is_dirty {
             return Err(Error::damage(what(), "it was not written yet"));
         }
-        let mut bytes = vec![0; chunk.len as usize];
-        self.reader.read_exact_at(&mut bytes, at + HEADER).attempt(what)?;
+        let start = to.len();
+        to.resize(start + chunk.len as usize, 0);
+        let bytes = to.get_mut(start..).unwrap_or_default();
+        self.reader.read_exact_at(bytes, at + HEADER).attempt(what)
+    }
+}
+
+impl ChunkSource for Spool {
+    fn get(&self, chunk: &ChunkRef) -> Result<Vec<u8>> {
+        let mut bytes = Vec::new();
+        self.append_unverified(chunk, &mut bytes)?;
         match Digest::of(&bytes) == chunk.digest {
             true => Ok(bytes),
-            false => Err(Error::damage(what(), "it has another length or other bytes")),
+            false => {
+                let attempt = format!("read chunk {}", chunk.digest);
+                Err(Error::damage(attempt, "it has another length or other bytes"))
+            }
         }
     }
 }

@@ -14,7 +14,7 @@ use super::Global;
 use super::export::split_tag;
 use super::format;
 use super::json::Line;
-use super::out::Out;
+use super::out::{self, Out};
 use super::target::{Target, wrong_answer};
 use crate::error::{Attempt, Error, Kind, Result};
 use crate::oci::{Image, Layout, open_tar};
@@ -63,6 +63,7 @@ impl Import {
             onto: self.onto.as_deref().map(Rev::parse),
             is_layers: matches!(source, Source::Image(..)),
             is_state: false,
+            after: None,
             detach_mounts: self.detach_mounts,
             stream: Stream::default(),
         };
@@ -112,6 +113,8 @@ pub(super) fn tell(imported: &Imported, verb: &str, is_json: bool) -> Result<()>
             new_head: imported.is_new_head,
             entries: imported.entries,
             left_out: imported.left_out,
+            checkpoints: imported.checkpoints,
+            unnamed: imported.unnamed.clone(),
             before: imported.before.map(|before| before.0),
             undo: imported.undo,
             detached: imported.detached.iter().map(ToString::to_string).collect(),
@@ -131,6 +134,15 @@ pub(super) fn tell(imported: &Imported, verb: &str, is_json: bool) -> Result<()>
     if imported.left_out > 0 {
         let count = imported.left_out;
         out.line(&format!("left out: {count} extended attributes of other systems"));
+    }
+    match imported.checkpoints {
+        0 => {}
+        1 => out.line("1 checkpoint came along"),
+        count => out.line(&format!("{count} checkpoints came along")),
+    }
+    for name in &imported.unnamed {
+        let name = format::one_line(name);
+        out::note(&format!("there is a checkpoint '{name}' already; the pulled one has no name"));
     }
     for point in &imported.detached {
         out.line(&format!("detached: the mount at {point}"));

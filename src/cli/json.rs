@@ -203,6 +203,9 @@ pub(super) enum Line {
         new_head: bool,
         entries: u64,
         left_out: u64,
+        checkpoints: u64,
+        #[serde(skip_serializing_if = "Vec::is_empty")]
+        unnamed: Vec<String>,
         before: Option<u32>,
         undo: Option<u64>,
         #[serde(skip_serializing_if = "Vec::is_empty")]

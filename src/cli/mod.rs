@@ -8,6 +8,8 @@ mod attach;
 mod check;
 mod checkpoint;
 mod confine;
+#[cfg(feature = "registry")]
+mod described;
 mod diff;
 mod discard;
 mod export;

@@ -3,11 +3,12 @@
 //! This process fetches and verifies everything before the sandbox hears of it. The sandbox then
 //! takes the state from a pipe, as it takes that of an import.
 
-use std::io::{self, BufReader, PipeWriter};
+use std::io::{self, PipeWriter};
 
 use clap::Args;
 
 use super::Global;
+use super::described::{self, Got};
 use super::import;
 use super::out::Out;
 use super::remote::{self, Line, Reach, What};
@@ -15,8 +16,11 @@ use super::target::{Target, wrong_answer};
 use crate::artifact::Pull as Download;
 use crate::error::{Attempt, Error, Kind, Result};
 use crate::registry::Reference;
-use crate::sandbox::transfer::{FrameReader, FrameWriter, Part, Stream};
-use crate::sandbox::{DescribeTerms, ImportTerms, Imported, Reply, Request, Rev};
+use crate::sandbox::transfer::{FrameWriter, Stream};
+use crate::sandbox::{Checkpoint, DescribeTerms, ImportTerms, Imported, Reply, Request, Rev};
+use crate::store::archive::history::{Facts, Past};
+use crate::store::archive::tree_blob::TreeBlob;
+use crate::types::LayerId;
 
 /// Replace the tree by a state from an OCI registry, in place
 ///
@@ -30,6 +34,9 @@ pub(super) struct Pull {
     /// The head whose tree is replaced. A new one is made if there is none of this name
     #[arg(long, value_name = "HEAD")]
     into: Option<String>,
+    /// Take along at most this many of the checkpoints that were pushed with it; the default is all
+    #[arg(long, value_name = "N")]
+    history: Option<u64>,
     /// Detach mounts on directories that disappear, instead of refusing
     #[arg(long)]
     detach_mounts: bool,
@@ -46,14 +53,15 @@ impl Pull {
         let mut target = Target::find(global)?;
         let repository = self.reach.open(&reference)?;
         let cache = remote::cache()?;
-        let (download, bytes) = remote::with_progress("pulling", |meter| {
-            let version = reference.version();
-            let mut download = Download::begin(&repository, &cache, &version, meter)?;
+        let (download, after, bytes) = remote::with_progress("pulling", |meter| {
+            let wanted = (&reference.version(), self.history);
+            let mut download = Download::begin(&repository, &cache, wanted, meter)?;
+            let after = self.find_present(&mut target, &mut download)?;
             self.offer_present(&mut target, &mut download)?;
             download.fetch(meter)?;
-            Ok((download, meter.received()))
+            Ok((download, after, meter.received()))
         })?;
-        let imported = self.hand_over(&mut target, &reference, &download)?;
+        let imported = self.hand_over(&mut target, (&reference, after), &download)?;
         let (artifact, manifest) = download.finish(&remote::key(&target, &reference));
         import::tell(&imported, "pulled", self.json)?;
         if self.json {
@@ -74,39 +82,42 @@ impl Pull {
             }
             _ => Rev::Now,
         };
-        let (reader, writer) = io::pipe().attempt(|| "make a pipe")?;
-        let terms = DescribeTerms { state, stream: Stream::new(writer) };
-        std::thread::scope(|scope| {
-            let asking = scope.spawn(|| target.call(Request::Describe(terms)));
-            let mut frames = FrameReader::new(BufReader::with_capacity(256 << 10, reader));
-            let mut bytes = Vec::new();
-            let offered = loop {
-                match frames.next(&mut bytes) {
-                    Ok(Part::Bytes) => match download.offer(&bytes) {
-                        Ok(()) => {}
-                        Err(error) => break Err(error),
-                    },
-                    // The tree blob is not needed: the reply says whether it came.
-                    Ok(Part::End | Part::Commit) | Err(_) => break Ok(()),
-                }
-            };
-            // The rest is read, so that the sandbox does not meet a closed pipe.
-            while offered.is_ok() && matches!(frames.next(&mut bytes), Ok(Part::Bytes)) {}
-            drop(frames);
-            let reply = asking.join().map_err(|_| wrong_answer())?;
-            offered?;
-            match reply? {
-                Reply::Described(_) => Ok(()),
-                _ => Err(wrong_answer()),
-            }
-        })
+        offer(target, state, download).map(drop)
+    }
+
+    /// Finds the newest checkpoint of the history that the sandbox has: with the same time, name
+    /// and message, and the same tree.
+    fn find_present(
+        &self,
+        target: &mut Target,
+        download: &mut Download<'_>,
+    ) -> Result<Option<LayerId>> {
+        if download.history().is_empty() {
+            return Ok(None);
+        }
+        let Reply::Log(log) = target.call(Request::Log)? else { return Err(wrong_answer()) };
+        let is_same = |past: &Past, one: &Checkpoint| {
+            let Facts { name, message, time, .. } = &past.facts;
+            !one.automatic && (&one.time, &one.message) == (time, message) && one.name == *name
+        };
+        let pasts = download.history().iter().enumerate().rev();
+        let mut found = pasts.filter_map(|(number, past)| {
+            let one = log.iter().find(|one| is_same(past, one))?;
+            Some((number, past.tree, one.id))
+        });
+        let Some((number, tree, id)) = found.next() else { return Ok(None) };
+        if offer(target, Rev::Id(id), download)?.digest() != tree {
+            return Ok(None);
+        }
+        download.continue_after(number);
+        Ok(Some(id))
     }
 
     /// Hands the state over to the sandbox.
     fn hand_over(
         &self,
         target: &mut Target,
-        reference: &Reference,
+        (reference, after): (&Reference, Option<LayerId>),
         download: &Download<'_>,
     ) -> Result<Imported> {
         let (reader, writer) = io::pipe().attempt(|| "make a pipe")?;
@@ -116,6 +127,7 @@ impl Pull {
             onto: None,
             is_layers: false,
             is_state: true,
+            after,
             detach_mounts: self.detach_mounts,
             stream: Stream::new(reader),
         };
@@ -136,6 +148,24 @@ impl Pull {
     }
 }
 
+/// Offers all chunks of a state of the sandbox. Returns its tree blob.
+fn offer(target: &mut Target, state: Rev, download: &mut Download<'_>) -> Result<TreeBlob> {
+    let (is_thin, stream) = (download.is_thin(), Stream::default());
+    let terms = DescribeTerms { state, history: 0, is_thin, stream };
+    let (_, blob) = described::describe(target, terms, |source| {
+        let mut last = None;
+        source.receive(&mut |got| match got {
+            Got::Chunk(bytes) => download.offer(bytes),
+            Got::State(blob) => {
+                last = Some(blob);
+                Ok(())
+            }
+        })?;
+        last.ok_or_else(wrong_answer)
+    })?;
+    Ok(blob)
+}
+
 /// Sends the state to the sandbox. Sets `pipe_failed` if the pipe was closed early.
 fn send(to: PipeWriter, download: &Download<'_>, pipe_failed: &mut bool) -> Result<()> {
     let mut to = FrameWriter::new(to);
@@ -143,7 +173,9 @@ fn send(to: PipeWriter, download: &Download<'_>, pipe_failed: &mut bool) -> Resu
         *pipe_failed |= written.is_err();
         written
     };
-    download.write(&mut |bytes| noted(to.bytes(bytes)))?;
-    let ended = noted(to.end_archive()).and_then(|()| noted(to.commit()));
-    ended.map_err(|error| Error::io("send the state", &error).kind(Kind::Failed))
+    download.write(&mut |bytes| match bytes {
+        Some(bytes) => noted(to.bytes(bytes)),
+        None => noted(to.end_archive()),
+    })?;
+    noted(to.commit()).map_err(|error| Error::io("send the state", &error).kind(Kind::Failed))
 }

@@ -3,21 +3,22 @@
 //! The sandbox describes the state into a pipe. This process packs what the registry lacks and
 //! sends it, with the logins of the caller.
 
-use std::io::{self, BufReader, PipeReader};
-
 use clap::Args;
 
 use super::Global;
 use super::date;
+use super::described::{self, Got, Source};
 use super::format;
 use super::out::Out;
 use super::remote::{self, Line, Reach, What};
 use super::target::{Target, wrong_answer};
-use crate::artifact::{About, Push as Upload, PushOutcome};
-use crate::error::{Attempt, Error, Kind, Result};
+use crate::artifact::{About, Described as Pushed, Push as Upload, PushOutcome};
+use crate::error::{Error, Kind, Result};
 use crate::registry::{Meter, Reference, Version};
-use crate::sandbox::transfer::{FrameReader, Part, Stream};
-use crate::sandbox::{DescribeTerms, Described, Reply, Request, Rev};
+use crate::sandbox::transfer::Stream;
+use crate::sandbox::{Checkpoint, DescribeTerms, Described, Rev};
+use crate::store::archive::Chunk;
+use crate::store::archive::history::{Facts, History, Past};
 use crate::store::archive::tree_blob::TreeBlob;
 
 /// Push a state to a tag of an OCI registry
@@ -36,19 +37,18 @@ pub(super) struct Push {
     /// pulled last, or what the tag names
     #[arg(long, value_name = "REF")]
     parent: Option<String>,
+    /// Push this many of the checkpoints that lead to the state as well, with names and messages
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    history: u64,
+    /// Name files of the base by their digests instead of sending their content. Such a state can
+    /// be pulled only onto a base with the same files
+    #[arg(long)]
+    thin: bool,
     #[command(flatten)]
     reach: Reach,
     /// Print a JSON object
     #[arg(long)]
     json: bool,
-}
-
-/// Why the description of a state could not be received.
-enum Failed {
-    /// The sandbox has closed the pipe, and its reply says why.
-    Pipe(Error),
-    /// Another reason.
-    Here(Error),
 }
 
 impl Push {
@@ -92,31 +92,23 @@ impl Push {
         key: &str,
         meter: &mut Meter<'_>,
     ) -> Result<PushOutcome> {
-        let (reader, writer) = io::pipe().attempt(|| "make a pipe")?;
-        let terms = DescribeTerms { state: Rev::parse(&self.state), stream: Stream::new(writer) };
-        let (described, blob, pushing) = std::thread::scope(|scope| {
-            let asking = scope.spawn(|| target.call(Request::Describe(terms)));
-            let mut pipe_failed = false;
-            let uploaded = upload.upload(meter, |take| {
-                receive(reader, take).map_err(|failed| match failed {
-                    Failed::Pipe(error) => {
-                        pipe_failed = true;
-                        error
-                    }
-                    Failed::Here(error) => error,
-                })
-            });
-            let reply = asking.join().map_err(|_| wrong_answer())?;
-            match (reply, uploaded) {
-                (Err(error), Err(_)) if pipe_failed => Err(error),
-                (_, Err(error)) => Err(error),
-                (reply, Ok((blob, pushing))) => match reply? {
-                    Reply::Described(described) => Ok((described, blob, pushing)),
-                    _ => Err(wrong_answer()),
-                },
-            }
+        let terms = DescribeTerms {
+            state: Rev::parse(&self.state),
+            history: self.history,
+            is_thin: self.thin,
+            stream: Stream::default(),
+        };
+        let (described, ((blob, pasts), pushing)) = described::describe(target, terms, |source| {
+            upload.upload(meter, |take| receive(source, take))
         })?;
-        upload.finish(pushing, &blob, about(described), key, meter)
+        let checkpoints = pasts.into_iter().zip(&described.history);
+        let checkpoints = checkpoints.map(|(mut past, one)| {
+            past.facts = facts(one);
+            past
+        });
+        let history = History { checkpoints: checkpoints.collect() };
+        let state = Pushed { blob: &blob, history: &history, is_thin: self.thin };
+        upload.finish(pushing, &state, about(described), key, meter)
     }
 
     fn tell(&self, reference: &Reference, outcome: &PushOutcome) -> Result<()> {
@@ -138,32 +130,41 @@ impl Push {
                 1 => format!("1 blob sent, {}", format::size(*bytes)),
                 _ => format!("{blobs} blobs sent, {}", format::size(*bytes)),
             };
-            out.line(&format!("pushed {state} to {reference}: {entries} entries, {sent}"));
+            let along = match artifact.checkpoints() {
+                0 => String::new(),
+                1 => ", 1 checkpoint".to_owned(),
+                count => format!(", {count} checkpoints"),
+            };
+            out.line(&format!("pushed {state} to {reference}: {entries} entries{along}, {sent}"));
         }
         out.line(&format!("digest: {manifest}"));
         out.finish()
     }
 }
 
-/// Receives the chunks of a state, and then its tree blob.
+/// Receives the chunks of the states, and passes on those of the tree blobs of the checkpoints.
+/// Returns the blob of the last state, and the checkpoints without the facts about them.
 fn receive(
-    from: PipeReader,
+    source: Source,
     take: &mut dyn FnMut(&[u8]) -> Result<()>,
-) -> std::result::Result<TreeBlob, Failed> {
-    let mut frames = FrameReader::new(BufReader::with_capacity(256 << 10, from));
-    let (mut bytes, mut blob) = (Vec::new(), Vec::new());
-    let mut is_blob = false;
-    loop {
-        let part = frames.next(&mut bytes);
-        match part.attempt(|| "read the state").map_err(Failed::Pipe)? {
-            Part::Bytes if is_blob => blob.extend_from_slice(&bytes),
-            Part::Bytes => take(&bytes).map_err(Failed::Here)?,
-            Part::End => is_blob = true,
-            Part::Commit => break,
+) -> Result<(TreeBlob, Vec<Past>)> {
+    let (mut last, mut pasts) = (None::<TreeBlob>, Vec::new());
+    source.receive(&mut |got| match got {
+        Got::Chunk(bytes) => take(bytes),
+        Got::State(blob) => {
+            if let Some(past) = last.replace(blob) {
+                let each = &mut |chunk: Chunk<'_>| take(chunk.bytes());
+                pasts.push(Past::new(Facts::default(), &past, each)?);
+            }
+            Ok(())
         }
-    }
-    TreeBlob::parse(&blob)
-        .map_err(|flaw| Failed::Here(Error::new(Kind::Failed, "read the state", flaw.0)))
+    })?;
+    Ok((last.ok_or_else(wrong_answer)?, pasts))
+}
+
+fn facts(checkpoint: &Checkpoint) -> Facts {
+    let Checkpoint { name, message, head, time, .. } = checkpoint.clone();
+    Facts { name, message, head, time }
 }
 
 fn about(described: Described) -> About {

@@ -105,6 +105,8 @@ pub(super) struct What<'a> {
     name: Option<&'a str>,
     message: &'a str,
     entries: u64,
+    checkpoints: u64,
+    thin: bool,
 }
 
 impl<'a> What<'a> {
@@ -124,6 +126,8 @@ impl<'a> What<'a> {
             name: about.name.as_deref(),
             message: &about.message,
             entries: artifact.entries,
+            checkpoints: artifact.checkpoints(),
+            thin: artifact.is_thin,
         }
     }
 }

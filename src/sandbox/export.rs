@@ -12,8 +12,10 @@ use crate::sandbox::{
     DescribeTerms, Described, Detail, ExportTerms, Exported, ImportTerms, Imported, Restored, Rev,
     Sandbox,
 };
+use crate::store::layer::LayerInfo;
+use crate::store::record::Header;
 use crate::timeline::Target;
-use crate::timeline::archive::describe;
+use crate::timeline::archive::Describer;
 use crate::timeline::diff::PathChange;
 use crate::timeline::export;
 use crate::timeline::import::{Form, Limits, Onto, Received};
@@ -49,19 +51,45 @@ impl Sandbox {
     ) -> Result<Described> {
         let go = || self.interrupts.load(Ordering::SeqCst) == interrupts;
         let target = self.fixed_target(&terms.state, "before push")?;
-        let state = self.timeline.state_of(target)?;
+        let past = self.history_of(target, terms.history);
+        let mut describer = Describer::new(terms.is_thin, !past.is_empty());
         let mut to = FrameWriter::new(terms.stream.sink(&go)?);
-        let blob = describe(&state, &mut to)?;
-        to.end_archive().attempt(|| "write the state")?;
-        to.bytes(&blob.encode()).attempt(|| "write the state")?;
+        let mut describe = |target: Target| -> Result<u64> {
+            let blob = describer.describe(&self.timeline.state_of(target)?, &mut to)?;
+            to.end_archive().attempt(|| "write the state")?;
+            to.bytes(&blob.encode()).attempt(|| "write the state")?;
+            to.end_archive().attempt(|| "write the state")?;
+            Ok(blob.entries())
+        };
+        for info in &past {
+            let Header { layer, epoch, .. } = info.header;
+            let described = describe(Target { layer: Some(layer), epoch });
+            described.map_err(|error| error.during(format!("describe checkpoint {layer}")))?;
+        }
+        let entries = describe(target)?;
         to.commit().attempt(|| "write the state")?;
         let layer = target.layer.and_then(|id| self.timeline.store().layer(id));
-        let checkpoint = layer.and_then(|info| checkpoint_of(&info, self.timeline.parent()));
+        let as_checkpoint = |info: &LayerInfo| checkpoint_of(info, self.timeline.parent());
+        let checkpoint = layer.as_ref().and_then(as_checkpoint);
+        let history = past.iter().filter_map(as_checkpoint).collect();
         let head = match &terms.state {
             Rev::Head { head, .. } => head.clone(),
             _ => self.head_name().to_owned(),
         };
-        Ok(Described { head, checkpoint, entries: blob.entries() })
+        Ok(Described { head, checkpoint, history, entries })
+    }
+
+    /// The last `count` checkpoints that lead to a state, itself included, oldest first.
+    fn history_of(&self, target: Target, count: u64) -> Vec<LayerInfo> {
+        let Some(layer) = target.layer.filter(|_| count > 0) else { return Vec::new() };
+        let is_checkpoint = |info: &LayerInfo| {
+            info.seal.as_ref().is_some_and(|seal| !seal.automatic) && self.fs().sees(info)
+        };
+        let mut line = self.timeline.lineage_to(layer);
+        line.retain(is_checkpoint);
+        line.truncate(usize::try_from(count).unwrap_or(usize::MAX));
+        line.reverse();
+        line
     }
 
     /// The state that `rev` names. A tree as it is now is sealed first, so that programs that go on
@@ -95,7 +123,7 @@ impl Sandbox {
         let made = self.timeline.fork(&[into.to_owned()], Some(received.target));
         made.inspect_err(|error| {
             if !error.is_done {
-                self.timeline.drop_received(received);
+                self.timeline.drop_received(&received);
             }
         })?;
         let nothing = Restored {
@@ -119,10 +147,11 @@ impl Sandbox {
         let mounts = if terms.detach_mounts { Mounts::Detach } else { Mounts::Refuse };
         let mut lister = self.lister(Detail::NameStatus);
         let mut list = |from: &State, to: &State, change: PathChange| lister.add(from, to, &change);
-        let shown = self.timeline.show_received(received, &terms.name, (mounts, &mut list));
+        let what = (form_of(terms), terms.name.as_str());
+        let shown = self.timeline.show_received(&received, what, (mounts, &mut list));
         let RestoreOutcome { before, undo, detached } = shown.inspect_err(|error| {
             if !error.is_done {
-                self.timeline.drop_received(received);
+                self.timeline.drop_received(&received);
             }
         })?;
         let changes = lister.finish();
@@ -132,23 +161,33 @@ impl Sandbox {
 
     fn receive(&self, terms: &ImportTerms, asked: &Sandbox, interrupts: u64) -> Result<Received> {
         let go = || asked.interrupts.load(Ordering::SeqCst) == interrupts;
+        let form = form_of(terms);
         let state = match &terms.onto {
-            None | Some(Rev::Now) => self.timeline.seal_for_import()?,
+            None | Some(Rev::Now) => self.timeline.seal_for_import(form, &terms.name)?,
             Some(rev) => self.target(rev)?,
         };
         let onto = Onto {
             state,
             only_changes: terms.onto.is_some(),
             has_whiteouts: terms.is_layers || terms.onto.is_some(),
-            form: if terms.is_state { Form::State } else { Form::Tar },
         };
         let space = self.fs().statfs().attempt(|| "measure the free space")?;
         let content = space.available.saturating_mul(u64::from(space.block_size));
         let devices = geteuid().is_root();
         let limits = Limits { content, devices, ..Limits::default() };
         let mut archives = terms.stream.frames(&go)?;
-        self.timeline.receive(&mut archives, onto, limits, &terms.name)
+        match form {
+            Form::Tar => self.timeline.receive(&mut archives, onto, limits, &terms.name),
+            Form::State => {
+                let after = terms.after.map_or(Ok(onto.state), |id| self.sealed_target(id))?;
+                self.timeline.receive_states(&mut archives, after, limits, &terms.name)
+            }
+        }
     }
+}
+
+fn form_of(terms: &ImportTerms) -> Form {
+    if terms.is_state { Form::State } else { Form::Tar }
 }
 
 fn imported(
@@ -164,6 +203,8 @@ fn imported(
         is_new_head,
         entries: received.entries,
         left_out: received.left_out,
+        checkpoints: received.checkpoints,
+        unnamed: received.unnamed,
         before: restored.before,
         undo: restored.undo,
         detached: restored.detached,

@@ -40,7 +40,9 @@ impl Sandbox {
             housekeeper.wake();
         }
         let is_done = reply.as_ref().is_err_and(|error| error.is_done);
-        if is_done || matches!(reply, Ok(Reply::Checkpoint(_) | Reply::Collected(_))) {
+        if is_done
+            || matches!(reply, Ok(Reply::Checkpoint(_) | Reply::Collected(_) | Reply::Imported(_)))
+        {
             self.timeline.checkpoint_names_changed();
         }
         reply

@@ -325,7 +325,7 @@ pub struct Operation {
     /// When it was done.
     pub time: Timestamp,
     /// Its kind: `create`, `checkpoint`, `seal`, `restore`, `discard`, `apply`, `undo apply`,
-    /// `op restore`, `fork`, `drop fork` or `merge`.
+    /// `op restore`, `fork`, `drop fork`, `merge`, `import` or `pull`.
     pub verb: String,
     /// Its object, for people.
     pub description: String,
@@ -396,6 +396,8 @@ pub struct Described {
     pub head: String,
     /// The sealed state, if it is not the base.
     pub checkpoint: Option<Checkpoint>,
+    /// The checkpoints that were described before it, oldest first.
+    pub history: Vec<Checkpoint>,
     /// The number of entries.
     pub entries: u64,
 }
@@ -413,6 +415,10 @@ pub struct Imported {
     pub entries: u64,
     /// Extended attributes of other systems, which were left out.
     pub left_out: u64,
+    /// The number of checkpoints that came along.
+    pub checkpoints: u64,
+    /// The names of those that have none here, because another checkpoint has the name.
+    pub unnamed: Vec<String>,
     /// The automatic seal with the tree as it was before.
     pub before: Option<LayerId>,
     /// As for [`Restored`].

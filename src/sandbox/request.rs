@@ -152,7 +152,11 @@ pub struct ExportTerms {
 pub struct DescribeTerms {
     /// The state.
     pub state: Rev,
-    /// The end of a pipe for the chunks and the tree blob, as
+    /// Describes this many of the checkpoints that lead to it as well, before it.
+    pub history: u64,
+    /// Names files of the base by their digests instead of their content.
+    pub is_thin: bool,
+    /// The end of a pipe for the chunks and the tree blob of each state, as
     /// [`FrameReader`](super::transfer::FrameReader) reads them.
     #[serde(skip)]
     pub stream: Stream,
@@ -170,8 +174,10 @@ pub struct ImportTerms {
     pub onto: Option<Rev>,
     /// Whether the archives are layers of an image.
     pub is_layers: bool,
-    /// Whether a described state with the bytes of its chunks comes instead of archives.
+    /// Whether described states with the bytes of their chunks come instead of archives.
     pub is_state: bool,
+    /// The checkpoint that the first described state continues; `None` for the present tree.
+    pub after: Option<LayerId>,
     /// As for [`Request::Restore`].
     pub detach_mounts: bool,
     /// The end of a pipe with the archives, as [`FrameWriter`](super::transfer::FrameWriter)

@@ -29,6 +29,8 @@ use crate::timeline::import::Archives;
 const COMMIT: u32 = u32::MAX;
 /// The longest frame, in bytes.
 const MAX_FRAME: usize = 256 << 10;
+/// Bytes that a pipe holds: the most that an ordinary user may ask for.
+const PIPE: i32 = 1 << 20;
 /// How long the other end of a pipe may do nothing.
 const STALLED: Duration = Duration::from_secs(600);
 /// How often a wait looks whether it should end, in milliseconds.
@@ -39,9 +41,13 @@ const POLL: u16 = 500;
 pub struct Stream(Arc<Mutex<Option<File>>>);
 
 impl Stream {
-    /// A stream over one end of a pipe.
+    /// A stream over one end of a pipe, which gets a larger buffer if the kernel allows it.
     pub fn new(end: impl Into<OwnedFd>) -> Stream {
-        Stream(Arc::new(Mutex::new(Some(File::from(end.into())))))
+        let end = end.into();
+        if let Err(error) = fcntl(&end, FcntlArg::F_SETPIPE_SZ(PIPE)) {
+            log::debug!("enlarge a pipe: {error}");
+        }
+        Stream(Arc::new(Mutex::new(Some(File::from(end)))))
     }
 
     /// Puts in the pipe that came with the request.

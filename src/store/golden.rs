@@ -297,6 +297,7 @@ fn records_of_the_store_and_its_operations() {
         (op(OpVerb::DropFork), "046d61696e0305090164010100"),
         (op(OpVerb::Merge), "046d61696e03050a0164010100"),
         (op(OpVerb::Import), "046d61696e03050b0164010100"),
+        (op(OpVerb::Pull), "046d61696e03050c0164010100"),
     ]);
 }
 

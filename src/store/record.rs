@@ -261,6 +261,8 @@ pub enum OpVerb {
     Merge,
     /// The tree was replaced by that of an archive. The description has its name.
     Import,
+    /// The tree was replaced by a state from a registry. The description is its reference.
+    Pull,
 }
 
 /// A record of `identities`.

@@ -38,7 +38,11 @@ impl Timeline {
         Ok(layer)
     }
 
-    fn check_name(&self, name: &str) -> Result<()> {
+    /// Checks that a new checkpoint can have this name.
+    ///
+    /// # Errors
+    /// [`Kind::Usage`] if no checkpoint can have it, [`Kind::Failed`] if one has it.
+    pub(super) fn check_name(&self, name: &str) -> Result<()> {
         let attempt = || format!("checkpoint '{name}'");
         if !is_valid_name(name) {
             return Err(Error::new(Kind::Usage, attempt(), "not a valid checkpoint name").hint(
@@ -124,9 +128,14 @@ pub(super) fn is_valid_name(name: &str) -> bool {
 /// keep the seal and tear what is synced together with it, and the head's record already names
 /// another layer.
 pub(super) fn seal_unused(store: &Store, layer: &mut Upper, message: &str) -> Result<()> {
+    seal_unused_as(store, layer, automatic(message.to_owned()))
+}
+
+/// As [`seal_unused`], with this seal.
+pub(super) fn seal_unused_as(store: &Store, layer: &mut Upper, seal: Seal) -> Result<()> {
     store.identities().lock().sync()?;
     layer.sync()?;
-    store.seal_layer(layer, automatic(message.to_owned()))
+    store.seal_layer(layer, seal)
 }
 
 /// A seal that does not make its layer a checkpoint.

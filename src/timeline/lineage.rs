@@ -61,6 +61,11 @@ impl Common {
         line
     }
 
+    /// The sealed states that a sealed layer came from, itself included, newest first.
+    pub fn lineage_to(&self, layer: LayerId) -> Vec<LayerInfo> {
+        self.lineage_from(layer)
+    }
+
     pub(super) fn down_from(&self, mut at: Option<LayerId>) -> Vec<LayerInfo> {
         let mut line = Vec::new();
         while let Some(info) = at.and_then(|id| self.store.layer(id)) {

@@ -265,5 +265,6 @@ pub fn verb_text(verb: OpVerb) -> &'static str {
         OpVerb::DropFork => "drop fork",
         OpVerb::Merge => "merge",
         OpVerb::Import => "import",
+        OpVerb::Pull => "pull",
     }
 }

@@ -178,7 +178,7 @@ fn streams(world: &World) {
         ),
         (
             "a chunk of another length",
-            "another length",
+            "are others",
             stream(|out| {
                 file(out, b"a", 3);
                 put_number(out, 3 << 1 | 1);
@@ -212,6 +212,17 @@ fn documents(world: &World) {
         ("an index of another name", "not the one", name.as_str(), &"0".repeat(64)),
         ("a gigantic pack", "place of its index", &pack_size, "\"size\":1000000000000"),
         ("entries that are no number", "number of entries", "\"2\"", "\"-2\""),
+        (
+            "a history that is none",
+            "not a history",
+            "\"layers\":[",
+            &format!(
+                r#""layers":[{{"mediaType":"application/vnd.jailfs.history.v1","digest":"{}",
+                "size":{},"annotations":{{"vnd.jailfs.checkpoints":"1"}}}},"#,
+                BlobDigest::of(&good.blob),
+                good.blob.len(),
+            ),
+        ),
     ] {
         assert!(manifest.contains(from), "{what}");
         world.push(&good, &manifest.replace(from, to));

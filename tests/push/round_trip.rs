@@ -52,7 +52,7 @@ const ALL: &str = r#"
         awk '{ if (!($2 in first)) first[$2] = $1; print $1, first[$2] }'
 "#;
 
-fn all(live: &Live) -> Vec<String> {
+pub fn all(live: &Live) -> Vec<String> {
     live.sh(ALL).lines().map(str::to_owned).collect()
 }
 
@@ -85,6 +85,11 @@ fn a_pushed_state_is_pulled_elsewhere_equal_in_every_attribute() {
     let before = there.snapshot();
     let said = receiver.run(&there, &["pull", &reference]);
     assert_same(&wanted, &all(&there), "the pulled state");
+    let log = there.json(&["op", "log"]);
+    assert_eq!(
+        (&log[0]["verb"], &log[0]["description"]),
+        (&"pull".into(), &reference.as_str().into())
+    );
     let pulled = receiver.json(&there, &["pull", &reference]);
     assert_eq!(pulled["tree"], pushed["tree"]);
     assert_eq!((&pulled["name"], &pulled["message"]), (&"green".into(), &"tests pass".into()));

@@ -88,6 +88,11 @@ impl Cutter {
         plan.wall.is_some_and(|(number, _)| plan.requests >= number)
     }
 
+    /// The requests since the last call.
+    pub fn take_requests(&self) -> u64 {
+        std::mem::take(&mut self.plan.lock().unwrap().requests)
+    }
+
     /// The bytes that were passed on since the last call.
     pub fn take_bytes(&self) -> u64 {
         std::mem::take(&mut self.plan.lock().unwrap().bytes)

@@ -5,6 +5,7 @@
 //! * A **pack** holds chunks in compressed frames, and an index that says where each chunk is.
 //! * A **tree blob** describes one state: every name, attribute and list of chunks. The same state
 //!   gives the same bytes everywhere.
+//! * A **history** lists the checkpoints that lead to a state.
 //!
 //! Always true:
 //! * no byte of a chunk is used before its digest was verified;
@@ -16,6 +17,7 @@
 pub mod bytes;
 pub mod chunker;
 pub mod compress;
+pub mod history;
 pub mod index;
 pub mod packs;
 pub mod reader;

@@ -90,6 +90,7 @@ impl Builder<'_> {
                 self.add(Some(&name), kind, (attributes, rdev), Body::Special).map(drop)
             }
             Event::Link { name, of } => self.link(&name, of),
+            Event::BaseFile { .. } => Err(Error::damage("build the state", "it is thin")),
         }
     }
 

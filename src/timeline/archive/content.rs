@@ -119,6 +119,8 @@ fn put(to: &mut dyn PieceSink, chunk: Chunk<'_>) -> Result<()> {
 pub(super) struct ToStream<'a> {
     pub(super) tree: &'a mut crate::store::archive::tree_blob::TreeWriter,
     pub(super) sink: &'a mut dyn ChunkSink,
+    /// Takes the pieces as well.
+    pub(super) noted: Option<&'a mut Vec<Piece>>,
 }
 
 impl PieceSink for ToStream<'_> {
@@ -126,6 +128,9 @@ impl PieceSink for ToStream<'_> {
         use crate::store::archive::tree_blob::Event;
         if let Some(chunk) = chunk {
             self.sink.put(chunk)?;
+        }
+        if let Some(noted) = &mut self.noted {
+            noted.push(piece);
         }
         self.tree.write(&Event::Piece(piece), self.sink)
     }

@@ -11,4 +11,6 @@ mod describe;
 #[cfg(test)]
 mod tests;
 
-pub use describe::describe;
+#[cfg(test)]
+use describe::describe;
+pub use describe::{Describer, content_digest};

@@ -17,6 +17,8 @@ use crate::types::{ByteRange, Ino};
 
 /// The longest piece that is received at once, in bytes.
 const STEP: u64 = 1 << 20;
+/// New content that lies together is written in pieces of so many bytes.
+const WRITE: usize = 1 << 20;
 /// Aligned pieces of this many zeros become holes.
 const ZEROS: u64 = 64 << 10;
 
@@ -67,6 +69,9 @@ pub(super) struct Receiving<'a, 'b> {
     ino: Ino,
     old: Option<&'a Old>,
     content: Content,
+    /// New content that is not written yet, and where it begins in the file.
+    pending: Vec<u8>,
+    pending_at: u64,
 }
 
 /// Receives the content of the current entry for the file `ino`.
@@ -106,7 +111,7 @@ pub(super) fn receive<R: Read>(
     }
     let hole = ByteRange { start: at, end: *size };
     receiving.hole(hole).attempt(|| "compare the content").map_err(|e| during(entry, e))?;
-    Ok(receiving.finish())
+    receiving.finish().map_err(|error| during(entry, error))
 }
 
 fn during(entry: &tar::Entry, error: Error) -> Error {
@@ -137,13 +142,34 @@ impl<'a, 'b> Receiving<'a, 'b> {
     ) -> Receiving<'a, 'b> {
         let is_same = old.is_some_and(|old| old.size == size);
         let content = Content { extents: Vec::new(), is_same };
-        Receiving { builder, ino, old, content }
+        Receiving { builder, ino, old, content, pending: Vec::new(), pending_at: 0 }
     }
 
     /// Ends the file.
-    pub(super) fn finish(self) -> Content {
+    ///
+    /// # Errors
+    /// As pwrite(2).
+    pub(super) fn finish(mut self) -> Result<Content> {
+        self.flush()?;
         self.builder.layer.pool.close_window(self.ino);
-        self.content
+        // Pieces that stay are noted before the new content in front of them is written.
+        self.content.extents.sort_unstable_by_key(|(range, _)| range.start);
+        self.content.extents.dedup_by(|next, last| {
+            let (range, source) = &mut *last;
+            let continues = range.end == next.0.start && source.advanced(range.len()) == next.1;
+            if continues {
+                range.end = next.0.end;
+            }
+            continues
+        });
+        Ok(self.content)
+    }
+
+    /// Takes all of the content that stands there now. False: nothing of `size` bytes stands there.
+    pub(super) fn keep(&mut self, size: u64) -> bool {
+        let Some(old) = self.old.filter(|old| old.size == size) else { return false };
+        self.content.extents.clone_from(&old.extents);
+        true
     }
 
     /// Takes a range that the archive has as a hole.
@@ -200,11 +226,25 @@ impl<'a, 'b> Receiving<'a, 'b> {
             let full = Error::new(Kind::Failed, "write the content", "no space left");
             Error { errno: Some(libc::ENOSPC), ..full }
         })?;
-        let range = ByteRange::at(start, len);
+        if start != self.pending_at + self.pending.len() as u64 || self.pending.len() >= WRITE {
+            self.flush()?;
+            self.pending_at = start;
+        }
+        self.pending.extend_from_slice(bytes);
+        Ok(())
+    }
+
+    /// Writes the content that is pending.
+    fn flush(&mut self) -> Result<()> {
+        if self.pending.is_empty() {
+            return Ok(());
+        }
+        let range = ByteRange::at(self.pending_at, self.pending.len() as u64);
         let pool = &mut self.builder.layer.pool;
         let offset = pool.allocate(self.ino, range, true);
-        pool.write(offset, bytes).attempt(|| "write the content")?;
+        pool.write(offset, &self.pending).attempt(|| "write the content")?;
         self.content.extents.push((range, Source::Pool { layer: pool.layer(), offset }));
+        self.pending.clear();
         Ok(())
     }
 }

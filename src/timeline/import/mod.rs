@@ -16,6 +16,7 @@ mod entry;
 mod place;
 mod purge;
 mod state;
+mod states;
 
 use std::io::Read;
 
@@ -30,7 +31,7 @@ use crate::tar;
 use crate::timeline::checkpoint::seal_unused;
 use crate::timeline::mounts::Mounts;
 use crate::timeline::restore::{ChangeSink, RestoreOutcome};
-use crate::timeline::{Target, Timeline};
+use crate::timeline::{Target, Timeline, verb_text};
 use crate::tree::Edit;
 use crate::types::LayerId;
 
@@ -75,8 +76,18 @@ pub trait Archives {
 pub enum Form {
     /// Tar archives.
     Tar,
-    /// One description of a state, with the bytes of its chunks in it.
+    /// Descriptions of states, with the bytes of their chunks in them.
     State,
+}
+
+impl Form {
+    /// The operation that such an import is.
+    pub fn verb(self) -> OpVerb {
+        match self {
+            Form::Tar => OpVerb::Import,
+            Form::State => OpVerb::Pull,
+        }
+    }
 }
 
 /// The state that an import begins with.
@@ -88,15 +99,19 @@ pub struct Onto {
     pub only_changes: bool,
     /// Whether names of whiteouts have a meaning.
     pub has_whiteouts: bool,
-    /// The form of the bytes.
-    pub form: Form,
 }
 
 /// A state that was received and sealed.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Received {
     /// The state.
     pub target: Target,
+    /// The layers that were made, oldest first.
+    layers: Vec<LayerId>,
+    /// The number of checkpoints that came along.
+    pub checkpoints: u64,
+    /// The names of those that have none here, because another checkpoint has the name.
+    pub unnamed: Vec<String>,
     /// The number of entries.
     pub entries: u64,
     /// Attributes of other systems, which were left out.
@@ -108,10 +123,10 @@ impl Timeline {
     ///
     /// # Errors
     /// A failure of the store.
-    pub fn seal_for_import(&self) -> Result<Target> {
+    pub fn seal_for_import(&self, form: Form, name: &str) -> Result<Target> {
         let _operation = self.lock_operation();
         self.flush()?;
-        Ok(self.seal_present("an import")?.0)
+        Ok(self.seal_present(&format!("{} {name}", verb_text(form.verb())))?.0)
     }
 
     /// Receives archives into a sealed state that no head shows yet.
@@ -133,16 +148,22 @@ impl Timeline {
         let id = layer.layer();
         match self.receive_into(&mut layer, state, archives, (onto, limits), name) {
             Ok((entries, left_out)) => {
-                Ok(Received { target: Target { layer: Some(id), epoch }, entries, left_out })
+                let target = Target { layer: Some(id), epoch };
+                let (layers, unnamed) = (vec![id], Vec::new());
+                Ok(Received { target, layers, checkpoints: 0, unnamed, entries, left_out })
             }
-            Err(error) => {
-                drop(layer);
-                if let Err(why) = self.store().withdraw_layer(id) {
-                    log::warn!("{why}; gc removes it");
-                }
-                Err(error)
-            }
+            Err(error) => Err(self.withdraw_received(layer, error)),
         }
+    }
+
+    /// Removes a layer that was not sealed, after an error.
+    fn withdraw_received(&self, layer: Upper, error: Error) -> Error {
+        let id = layer.layer();
+        drop(layer);
+        if let Err(why) = self.store().withdraw_layer(id) {
+            log::warn!("{why}; gc removes it");
+        }
+        error
     }
 
     fn receive_into(
@@ -158,14 +179,9 @@ impl Timeline {
         builder.has_whiteouts = onto.has_whiteouts;
         while archives.next()? {
             builder.begin_archive();
-            match onto.form {
-                Form::State => state::add_all(&mut builder, archives.bytes())?,
-                Form::Tar => {
-                    let mut reader = tar::Reader::new(archives.bytes());
-                    while let Some(entry) = reader.next_entry()? {
-                        entry::add(&mut builder, &entry, &mut reader)?;
-                    }
-                }
+            let mut reader = tar::Reader::new(archives.bytes());
+            while let Some(entry) = reader.next_entry()? {
+                entry::add(&mut builder, &entry, &mut reader)?;
             }
             archives.finish()?;
         }
@@ -188,18 +204,24 @@ impl Timeline {
     /// As [`Timeline::restore`].
     pub fn show_received(
         &self,
-        received: Received,
-        name: &str,
+        received: &Received,
+        (form, name): (Form, &str),
         (mounts, changes): (Mounts, ChangeSink<'_>),
     ) -> Result<RestoreOutcome> {
-        self.restore(OpVerb::Import, received.target, name.to_owned(), (mounts, changes))
+        self.restore(form.verb(), received.target, name.to_owned(), (mounts, changes))
     }
 
     /// Removes a received state that no head shows.
-    pub fn drop_received(&self, received: Received) {
-        let removed = received.target.layer.map(|layer: LayerId| self.store().remove_unused(layer));
-        if let Some(Err(why)) = removed {
-            log::warn!("{why}; gc removes it");
+    pub fn drop_received(&self, received: &Received) {
+        self.drop_layers(&received.layers);
+    }
+
+    /// Removes sealed layers that no head shows, each after those above it.
+    fn drop_layers(&self, layers: &[LayerId]) {
+        for layer in layers.iter().rev() {
+            if let Err(why) = self.store().remove_unused(*layer) {
+                log::warn!("{why}; gc removes it");
+            }
         }
     }
 }

@@ -1,4 +1,12 @@
-//! Puts a whole state into the tree: a tree stream in which the bytes of a chunk follow its name.
+//! Puts a whole state into the tree.
+//!
+//! ```text
+//! state        0 | stream; or 1 | name | message | seconds signed | nanoseconds | stream
+//! after a File 0: the bytes of each chunk follow its name | 1: the content is that of the file
+//!              which stands at the path before, and no bytes follow
+//! ```
+//!
+//! A state with 1 is a checkpoint. An empty file has no byte after it.
 //!
 //! The reader of the stream checks its rules: names without a path, in order, and links to earlier
 //! entries only. So an entry lies in the directory that began last, and the stream reaches nothing
@@ -6,18 +14,21 @@
 
 use std::collections::HashMap;
 use std::io::{BufReader, Read};
+use std::sync::Arc;
 
 use super::bad;
 use super::builder::{Builder, Dir};
-use super::content::{Old, Receiving};
+use super::content::{Content, Old, Receiving};
 use super::place::{self, Placed, Wanted, of_fs};
-use crate::error::{Attempt, Error, FsError, Result};
-use crate::fs::MAX_FILE_SIZE;
-use crate::store::archive::bytes::{Input, cut_off};
+use crate::error::{Attempt, Error, FsError, Kind, Result};
+use crate::fs::{Found, MAX_FILE_SIZE, State};
+use crate::store::archive::bytes::{self, Input, cut_off};
 use crate::store::archive::tree_blob::{Attributes, Event, Piece, TreeReader};
 use crate::store::archive::{Digest, Flaw};
-use crate::tree::{Body, Meta};
-use crate::types::{ByteRange, FileKind, Ino, Name, TreePath};
+use crate::store::record::Seal;
+use crate::timeline::archive::content_digest;
+use crate::tree::{Body, Meta, Tree};
+use crate::types::{ByteRange, FileKind, Ino, Name, Timestamp, TreePath};
 
 /// Bytes that are read at once.
 const BUFFER: usize = 256 << 10;
@@ -51,6 +62,46 @@ impl<R: Read> Input for Arriving<R> {
 
 type Stream<R> = TreeReader<Arriving<R>>;
 
+/// The most bytes of the name and of the message of a checkpoint.
+const MAX_NAME: usize = 255;
+const MAX_MESSAGE: usize = 4 << 20;
+/// The most files of the base that a refusal names.
+const MAX_NAMED: usize = 100;
+
+/// A state that arrives.
+pub(super) struct Incoming<R>(Stream<R>);
+
+impl<R: Read> Incoming<R> {
+    /// Reads what stands before the stream. Returns the seal of a checkpoint as well.
+    ///
+    /// # Errors
+    /// It is malformed; those of the sender.
+    pub(super) fn begin(from: R) -> Result<(Incoming<R>, Option<Seal>)> {
+        let mut input = Arriving(BufReader::with_capacity(BUFFER, from));
+        let seal = take_seal(&mut input);
+        let seal = seal.map_err(|flaw| Error::damage("read the state", flaw.0))?;
+        Ok((Incoming(TreeReader::new(input, "the state")), seal))
+    }
+}
+
+fn take_seal(input: &mut dyn Input) -> std::result::Result<Option<Seal>, Flaw> {
+    match input.byte()? {
+        0 => return Ok(None),
+        1 => {}
+        _ => return Err(Flaw::new("neither a checkpoint nor the last state")),
+    }
+    let mut text = |most: usize, what: &str| {
+        let text = String::from_utf8(bytes::bytes(input, most, what)?);
+        text.map_err(|_| Flaw::new("a text that is not UTF-8"))
+    };
+    let name = text(MAX_NAME, "the length of a name")?;
+    let message = text(MAX_MESSAGE, "the length of a message")?;
+    let secs = bytes::signed(input)?;
+    let nanos = bytes::at_most(input, 999_999_999, "the nanoseconds of a time")? as u32;
+    let name = Some(name).filter(|name| !name.is_empty());
+    Ok(Some(Seal { name, message, time: Timestamp { secs, nanos }, automatic: false }))
+}
+
 /// The way from the root to the present entry, and the nodes so far.
 struct Walk<'a, 'b> {
     builder: &'a mut Builder<'b>,
@@ -59,6 +110,12 @@ struct Walk<'a, 'b> {
     nodes: Vec<Ino>,
     /// Where the files are that stay as the base has them: they have no record.
     unrecorded: HashMap<Ino, TreePath>,
+    /// The base alone, for a thin description.
+    base: State,
+    /// The first files of the base that are others than the description relies on, and their
+    /// number.
+    unlike: Vec<String>,
+    unlike_count: u64,
 }
 
 /// Puts the entries of a state into the tree.
@@ -66,10 +123,18 @@ struct Walk<'a, 'b> {
 /// # Errors
 /// The stream is malformed, a chunk has other bytes than its name says, or a limit is exceeded;
 /// those of the sender, the store and the base. They name the entry.
-pub(super) fn add_all(builder: &mut Builder<'_>, from: &mut dyn Read) -> Result<()> {
-    let mut stream = TreeReader::new(Arriving(BufReader::with_capacity(BUFFER, from)), "the state");
-    let mut walk =
-        Walk { builder, dirs: Vec::new(), nodes: Vec::new(), unrecorded: HashMap::new() };
+pub(super) fn add_all<R: Read>(builder: &mut Builder<'_>, incoming: Incoming<R>) -> Result<()> {
+    let Incoming(mut stream) = incoming;
+    let base = State { tree: Tree::new(), lower: Arc::clone(&builder.state.lower) };
+    let mut walk = Walk {
+        builder,
+        dirs: Vec::new(),
+        nodes: Vec::new(),
+        unrecorded: HashMap::new(),
+        base,
+        unlike: Vec::new(),
+        unlike_count: 0,
+    };
     while let Some(event) = stream.next_event()? {
         match event {
             Event::End => drop(walk.dirs.pop()),
@@ -86,14 +151,31 @@ pub(super) fn add_all(builder: &mut Builder<'_>, from: &mut dyn Read) -> Result<
                 walk.special(name, &attributes, (kind, rdev), Body::Special)?;
             }
             Event::Link { name, of } => walk.link(name, of)?,
+            Event::BaseFile { name, attributes, size, path, digest } => {
+                walk.base_file(name, &attributes, size, (&path, digest))?;
+            }
             // Its file takes each of them.
             Event::Piece(_) => {}
         }
     }
-    Ok(())
+    walk.check_base()
 }
 
 impl Walk<'_, '_> {
+    /// Refuses a base in which files differ.
+    fn check_base(self) -> Result<()> {
+        if self.unlike.is_empty() {
+            return Ok(());
+        }
+        let more = self.unlike_count - self.unlike.len() as u64;
+        let mut why = format!("the base differs: {}", self.unlike.join(", "));
+        if more > 0 {
+            why = format!("{why}, and {more} more");
+        }
+        Err(Error::new(Kind::Conflict, "pull a thin state", why)
+            .hint("pull it on the base that it was pushed from, or push it without --thin"))
+    }
+
     fn path(&self, name: &Name) -> TreePath {
         self.dirs.last().map_or_else(TreePath::root, |(_, path)| path.clone()).join(name)
     }
@@ -176,10 +258,7 @@ impl Walk<'_, '_> {
     ) -> Result<()> {
         let path = self.path(&name);
         let during = |error: FsError| of_fs(path.as_bytes(), error);
-        if size > MAX_FILE_SIZE {
-            let why = format!("it has {size} bytes, and a file has at most {MAX_FILE_SIZE}");
-            return Err(bad(path.as_bytes(), why));
-        }
+        check_size(&path, size)?;
         let placed = self.placed((&path, name), attributes, (FileKind::File, 0))?;
         let builder = &mut *self.builder;
         let reused = place::reusable(builder, &placed.found, FileKind::File).map_err(during)?;
@@ -188,14 +267,74 @@ impl Walk<'_, '_> {
             Some((ino, _)) => *ino,
             None => builder.fresh()?,
         };
-        let mut receiving = Receiving::new(builder, ino, old.as_ref(), size);
-        receive(&mut receiving, size, stream)
+        let content = receive((builder, ino), old.as_ref(), size, stream)
             .map_err(|error| error.during(format!("import entry '{path}'")))?;
-        let content = receiving.finish();
         place::file(builder, &placed, (ino, reused.is_some()), old, (size, content))
             .map_err(during)?;
         self.note(ino, path);
         Ok(())
+    }
+
+    /// Puts a file whose content is that of a file of the base, if that has the digest.
+    fn base_file(
+        &mut self,
+        name: Name,
+        attributes: &Attributes,
+        size: u64,
+        (base, digest): (&TreePath, Digest),
+    ) -> Result<()> {
+        let path = self.path(&name);
+        let during = |error: FsError| of_fs(path.as_bytes(), error);
+        check_size(&path, size)?;
+        let placed = self.placed((&path, name), attributes, (FileKind::File, 0))?;
+        let there = self.base.resolve(base).map_err(during)?;
+        if let Some(why) = self.unlike(&there, base, size, digest)? {
+            self.unlike_count += 1;
+            if self.unlike.len() < MAX_NAMED {
+                self.unlike.push(format!("'{base}' {why}"));
+            }
+        }
+        // After a difference, only the names of the rest count.
+        let is_right = self.unlike.is_empty();
+        let builder = &mut *self.builder;
+        let reused = place::reusable(builder, &placed.found, FileKind::File).map_err(during)?;
+        let old = Old::of(&builder.state, &placed.found).map_err(during)?;
+        let ino = match &reused {
+            Some((ino, _)) => *ino,
+            None => builder.fresh()?,
+        };
+        let stands = matches!(&placed.found, Found::Base(_, found, _) if found == base);
+        let mut receiving = Receiving::new(builder, ino, old.as_ref(), size);
+        if stands {
+            receiving.keep(size);
+        } else if is_right {
+            copy(&mut receiving, (&self.base, &there), size)
+                .map_err(|error| error.during(format!("import entry '{path}'")))?;
+        }
+        let content = receiving.finish()?;
+        place::file(self.builder, &placed, (ino, reused.is_some()), old, (size, content))
+            .map_err(during)?;
+        self.note(ino, path);
+        Ok(())
+    }
+
+    /// Why a file of the base is another one than a description relies on.
+    fn unlike(
+        &self,
+        there: &Found,
+        base: &TreePath,
+        size: u64,
+        digest: Digest,
+    ) -> Result<Option<&'static str>> {
+        match self.base.kind_and_size(there) {
+            None => Ok(Some("is missing")),
+            Some((FileKind::File, found)) if found == size => {
+                let found = content_digest(&self.base, there, size, base)?;
+                Ok((found != digest).then_some("has other content"))
+            }
+            Some((FileKind::File, _)) => Ok(Some("has another size")),
+            Some(_) => Ok(Some("is no file")),
+        }
     }
 
     /// Notes the node of a new entry that can have further names.
@@ -250,31 +389,70 @@ impl Walk<'_, '_> {
     }
 }
 
-/// Receives the content of a file: holes, and chunks whose bytes are verified.
-fn receive<R: Read>(to: &mut Receiving<'_, '_>, size: u64, stream: &mut Stream<R>) -> Result<()> {
+fn check_size(path: &TreePath, size: u64) -> Result<()> {
+    if size <= MAX_FILE_SIZE {
+        return Ok(());
+    }
+    let why = format!("it has {size} bytes, and a file has at most {MAX_FILE_SIZE}");
+    Err(bad(path.as_bytes(), why))
+}
+
+/// Copies the content of a file of the base.
+fn copy(to: &mut Receiving<'_, '_>, (base, found): (&State, &Found), size: u64) -> Result<()> {
+    let attempt = || "read the base";
+    let mut at = 0;
+    for range in base.data(found) {
+        let range = range.attempt(attempt)?;
+        to.hole(ByteRange { start: at, end: range.start }).attempt(attempt)?;
+        to.piece(range.start, &base.read_range(found, range).attempt(attempt)?)?;
+        at = range.end;
+    }
+    to.hole(ByteRange { start: at, end: size }).attempt(attempt)
+}
+
+/// Receives the content of a file for the node `ino`. `old` stands there now.
+fn receive<R: Read>(
+    (builder, ino): (&mut Builder<'_>, Ino),
+    old: Option<&Old>,
+    size: u64,
+    stream: &mut Stream<R>,
+) -> Result<Content> {
+    let damage = |why: String| Error::damage("read the state", why);
+    let has_bytes = match size {
+        0 => true,
+        _ => match stream.input().byte().map_err(|flaw| damage(flaw.0))? {
+            0 => true,
+            1 => false,
+            _ => return Err(damage("a file with neither bytes nor the content before".into())),
+        },
+    };
+    let mut receiving = Receiving::new(builder, ino, old, size);
+    if !has_bytes && !receiving.keep(size) {
+        return Err(damage("no file of this size stands there".to_owned()));
+    }
     let mut at = 0;
     let mut bytes = Vec::new();
     while at < size {
         let Some(Event::Piece(piece)) = stream.next_event()? else {
-            return Err(Error::damage("read the state", "the content of a file is missing"));
+            return Err(damage("the content of a file is missing".to_owned()));
         };
         match piece {
+            _ if !has_bytes => {}
             Piece::Hole(len) => {
-                let compared = to.hole(ByteRange::at(at, len));
+                let compared = receiving.hole(ByteRange::at(at, len));
                 compared.attempt(|| "compare the content")?;
             }
             Piece::Chunk(chunk) => {
                 bytes.resize(chunk.len as usize, 0);
                 let filled = stream.input().fill(&mut bytes);
-                filled.map_err(|flaw| Error::damage("read the state", flaw.0))?;
+                filled.map_err(|flaw| damage(flaw.0))?;
                 if Digest::of(&bytes) != chunk.digest {
-                    let why = format!("the bytes of chunk {} are others", chunk.digest);
-                    return Err(Error::damage("read the state", why));
+                    return Err(damage(format!("the bytes of chunk {} are others", chunk.digest)));
                 }
-                to.piece(at, &bytes)?;
+                receiving.piece(at, &bytes)?;
             }
         }
         at += piece.len();
     }
-    Ok(())
+    receiving.finish()
 }

@@ -3,13 +3,15 @@
 use std::collections::BTreeMap;
 
 use crate::store::archive::bytes::{self, Input};
-use crate::store::archive::{ChunkRef, Flaw, MAX_CHUNK};
-use crate::types::{FileKind, Name, PERM_BITS, Timestamp};
+use crate::store::archive::{ChunkRef, Digest, Flaw, MAX_CHUNK};
+use crate::types::{FileKind, Name, PERM_BITS, Timestamp, TreePath};
 
 /// The first bytes of a stream.
 pub(super) const MAGIC: &[u8; 16] = b"jailfs-tree   1\n";
 /// The longest text of a symbolic link (`PATH_MAX` without its end).
 pub(super) const MAX_TARGET: usize = 4095;
+/// The longest path of a file in the base that a thin description relies on.
+pub(super) const MAX_BASE_PATH: usize = 64 << 10;
 /// The longest name of an extended attribute (`XATTR_NAME_MAX`).
 const MAX_XATTR_NAME: usize = 255;
 /// The longest value of an extended attribute (`XATTR_SIZE_MAX`).
@@ -26,6 +28,7 @@ const SOCKET: u8 = 5;
 const CHAR: u8 = 6;
 const BLOCK: u8 = 7;
 const LINK: u8 = 8;
+const BASE_FILE: u8 = 9;
 
 /// The attributes of a node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -93,6 +96,19 @@ pub enum Event {
     },
     /// The next piece of the file.
     Piece(Piece),
+    /// A file whose content is that of a file of the base, which a thin description relies on.
+    BaseFile {
+        /// The name.
+        name: Name,
+        /// Its attributes.
+        attributes: Attributes,
+        /// Bytes.
+        size: u64,
+        /// The path of the file in the base.
+        path: TreePath,
+        /// The digest of the content ([`ContentDigest`]).
+        digest: Digest,
+    },
     /// A symbolic link.
     Symlink {
         /// The name.
@@ -130,6 +146,7 @@ impl Event {
             Event::File { name, .. }
             | Event::Symlink { name, .. }
             | Event::Special { name, .. }
+            | Event::BaseFile { name, .. }
             | Event::Link { name, .. } => Some(name),
             Event::End | Event::Piece(_) => None,
         }
@@ -141,6 +158,7 @@ impl Event {
             Event::Dir { attributes, .. }
             | Event::File { attributes, .. }
             | Event::Symlink { attributes, .. }
+            | Event::BaseFile { attributes, .. }
             | Event::Special { attributes, .. } => Some(attributes),
             Event::Link { .. } | Event::End | Event::Piece(_) => None,
         }
@@ -153,6 +171,7 @@ impl Event {
             Event::File { .. } => FILE,
             Event::Symlink { .. } => SYMLINK,
             Event::Link { .. } => LINK,
+            Event::BaseFile { .. } => BASE_FILE,
             Event::Special { kind: FileKind::Fifo, .. } => FIFO,
             Event::Special { kind: FileKind::Socket, .. } => SOCKET,
             Event::Special { kind: FileKind::Char, .. } => CHAR,
@@ -185,6 +204,11 @@ impl Event {
                 return Err(Flaw::new("a device number of a node that is no device"));
             }
             Event::Link { of, .. } => bytes::put_number(out, *of),
+            Event::BaseFile { size, path, digest, .. } => {
+                bytes::put_number(out, *size);
+                bytes::put_bytes(out, path.as_bytes());
+                out.extend_from_slice(&digest.0);
+            }
             Event::Special { .. } | Event::Dir { .. } | Event::End | Event::Piece(_) => {}
         }
         Ok(())
@@ -203,6 +227,17 @@ impl Event {
         let name = name.ok_or_else(|| Flaw::new("an entry without a name"))?;
         if tag == LINK {
             return Ok(Event::Link { name, of: bytes::number(input)? });
+        }
+        if tag == BASE_FILE {
+            let (attributes, size) = (Attributes::take(input)?, bytes::number(input)?);
+            let path = take_base_path(input)?;
+            return Ok(Event::BaseFile {
+                name,
+                attributes,
+                size,
+                path,
+                digest: bytes::digest(input)?,
+            });
         }
         let kind = match tag {
             FILE => FileKind::File,
@@ -227,6 +262,35 @@ impl Event {
                 Event::Special { name, attributes, kind, rdev: 0 }
             }
         })
+    }
+}
+
+/// Takes the path of a file in the base.
+fn take_base_path(input: &mut dyn Input) -> Result<TreePath, Flaw> {
+    let path = bytes::bytes(input, MAX_BASE_PATH, "the length of a path in the base")?;
+    let is_path = |found: &TreePath| !found.is_root() && found.as_bytes() == path;
+    let parsed = TreePath::parse(&path).ok().filter(is_path);
+    parsed.ok_or_else(|| Flaw::new(format!("'{}' is not a path in the base", path.escape_ascii())))
+}
+
+/// The digest of the content of a file that stands in no pack: of its pieces, as the stream would
+/// have them. So a hole of terabytes costs nothing, and where the host has holes does not matter.
+#[derive(Default)]
+pub struct ContentDigest {
+    hasher: blake3::Hasher,
+}
+
+impl ContentDigest {
+    /// Adds the next piece.
+    pub fn add(&mut self, piece: &Piece) {
+        let mut bytes = Vec::with_capacity(48);
+        put_piece(&mut bytes, piece);
+        self.hasher.update(&bytes);
+    }
+
+    /// The digest of all pieces.
+    pub fn finish(&self) -> Digest {
+        Digest(*self.hasher.finalize().as_bytes())
     }
 }
 

@@ -12,6 +12,7 @@
 //! Fifo, Socket   tags 4 and 5 | name | attributes
 //! Char, Block    tags 6 and 7 | name | attributes | device
 //! Link     tag 8 | name | number of the entry whose node it names, too
+//! BaseFile tag 9 | name | attributes | size | path in the base | digest of the content
 //! piece    length * 2: a hole | length * 2 + 1, digest: a chunk
 //! attributes     permission bits | uid | gid | mtime | ctime | atime | extended attributes
 //! ```
@@ -33,7 +34,7 @@ mod rules;
 mod writer;
 
 pub use blob::{MAX_BLOB, TreeBlob, load};
-pub use layout::{Attributes, Event, Piece};
+pub use layout::{Attributes, ContentDigest, Event, Piece};
 pub use reader::TreeReader;
 pub use writer::{TreeWriter, put_event, put_magic};
 

@@ -2,7 +2,7 @@
 //! can be read.
 
 use crate::store::archive::tree_blob::HOLE_BLOCK;
-use crate::store::archive::tree_blob::layout::{Event, MAX_TARGET, Piece};
+use crate::store::archive::tree_blob::layout::{Event, MAX_BASE_PATH, MAX_TARGET, Piece};
 use crate::store::archive::{Flaw, MAX_CHUNK};
 use crate::types::{Name, TreePath};
 
@@ -97,6 +97,12 @@ impl Rules {
             Event::Symlink { target, .. } => {
                 if target.is_empty() || target.len() > MAX_TARGET || target.contains(&0) {
                     return Err(Flaw::new("not the text of a symbolic link"));
+                }
+                true
+            }
+            Event::BaseFile { size, path, .. } => {
+                if i64::try_from(*size).is_err() || path.as_bytes().len() > MAX_BASE_PATH {
+                    return Err(Flaw::new("a file of more than 2^63 - 1 bytes, or a long path"));
                 }
                 true
             }

@@ -1,0 +1,120 @@
+//! Makes described states: checkpoints, oldest first, and the state that a head will show.
+//!
+//! Each state becomes a layer on the one before it, so what they have in common is stored once. All
+//! layers are removed if any of them fails.
+
+use super::builder::Builder;
+use super::state::{self, Incoming};
+use super::{Archives, Limits, Received, purge, write_edits};
+use crate::error::{Attempt, Error, Kind, Result};
+use crate::fs::State;
+use crate::store::layer::Upper;
+use crate::store::record::{LayerKind, Seal};
+use crate::sys::memory;
+use crate::timeline::checkpoint::{automatic, seal_unused_as};
+use crate::timeline::{Target, Timeline};
+
+impl Timeline {
+    /// Receives states into sealed layers that no head shows yet. The first one lies on `onto`. The
+    /// result is the last one, or `onto` if there is none.
+    ///
+    /// # Errors
+    /// As [`Timeline::receive`].
+    pub fn receive_states(
+        &self,
+        archives: &mut dyn Archives,
+        onto: Target,
+        limits: Limits,
+        name: &str,
+    ) -> Result<Received> {
+        let mut received = Received {
+            target: onto,
+            layers: Vec::new(),
+            checkpoints: 0,
+            unnamed: Vec::new(),
+            entries: 0,
+            left_out: 0,
+        };
+        let result = self.receive_each(archives, limits, name, &mut received);
+        memory::trim();
+        match result {
+            Ok(()) => Ok(received),
+            Err(error) => {
+                self.drop_layers(&received.layers);
+                Err(error)
+            }
+        }
+    }
+
+    fn receive_each(
+        &self,
+        archives: &mut dyn Archives,
+        mut limits: Limits,
+        name: &str,
+        received: &mut Received,
+    ) -> Result<()> {
+        let mut before = self.state_of(received.target)?;
+        while archives.next()? {
+            let Target { layer: below, epoch } = received.target;
+            let kind = LayerKind::Branches;
+            let mut layer = self.store().create_layer(below, self.head(), epoch, kind)?;
+            let id = layer.layer();
+            let made = self.receive_state(&mut layer, &before, archives, &mut limits, received);
+            let made = made.and_then(|(after, seal)| {
+                let seal = seal.unwrap_or_else(|| automatic(format!("pull {name}")));
+                self.seal_received(&mut layer, seal, received).map(|()| after)
+            });
+            before = match made {
+                Ok(after) => after,
+                Err(error) => return Err(self.withdraw_received(layer, error)),
+            };
+            self.trees.lock().keep(id, before.tree.clone());
+            received.layers.push(id);
+            received.target = Target { layer: Some(id), epoch };
+        }
+        Ok(())
+    }
+
+    /// Receives one state into a layer. Returns it, and its seal if it is a checkpoint.
+    fn receive_state(
+        &self,
+        layer: &mut Upper,
+        before: &State,
+        archives: &mut dyn Archives,
+        limits: &mut Limits,
+        received: &mut Received,
+    ) -> Result<(State, Option<Seal>)> {
+        let mut builder = Builder::new(before.clone(), self.store(), layer, *limits);
+        builder.begin_archive();
+        let (incoming, seal) = Incoming::begin(archives.bytes())?;
+        state::add_all(&mut builder, incoming)?;
+        archives.finish()?;
+        purge::unseen(&mut builder).attempt(|| "remove what the state does not have")?;
+        // The space on the disk is that of all states together.
+        limits.content = builder.limits.content;
+        (received.entries, received.left_out) =
+            (builder.entries, received.left_out + builder.left_out);
+        let after = builder.finish();
+        write_edits(layer, before.tree.edits_to(&after.tree))?;
+        Ok((after, seal))
+    }
+
+    /// Seals a layer. A checkpoint whose name another one has here gets none.
+    fn seal_received(&self, layer: &mut Upper, seal: Seal, received: &mut Received) -> Result<()> {
+        let _operation = self.lock_operation();
+        let mut seal = seal;
+        if let Some(name) = &seal.name {
+            match self.check_name(name) {
+                Err(error) if error.kind == Kind::Failed => {
+                    received.unnamed.extend(seal.name.take())
+                }
+                Err(error) => {
+                    return Err(Error::damage("read the history", error.to_string()));
+                }
+                Ok(()) => {}
+            }
+        }
+        received.checkpoints += u64::from(!seal.automatic);
+        self.with_reserve(|| seal_unused_as(self.store(), layer, seal.clone()))
+    }
+}

@@ -398,6 +398,38 @@ fn dropping_a_head_and_gc_free_what_only_it_needed() {
 }
 
 #[test]
+fn gc_keeps_the_newest_checkpoints_of_each_head() {
+    let place = Place::new();
+    let main = place.open();
+    let work = |sandbox: &Sandbox, head: &str| {
+        for n in 1..=3 {
+            put(sandbox, "a", &format!("{head} {n}\n"));
+            checkpoint(sandbox, &format!("{head}{n}"));
+        }
+    };
+    work(&main, "main");
+    for head in ["try", "gone", "lost"] {
+        fork(&main, head);
+        work(&main.head(head).unwrap(), head);
+    }
+    drop_fork(&main, "gone").unwrap();
+    drop_fork(&main, "lost").unwrap();
+    let kept = || -> Vec<String> {
+        let Reply::Log(log) = main.handle(Request::Log).unwrap() else { panic!("no log") };
+        log.into_iter().rev().filter_map(|one| one.name).collect()
+    };
+    let keep = |n| Request::Gc { operations: 0, keep: Some(n), max_store: None, dry_run: false };
+    main.handle(keep(2)).unwrap();
+    assert_eq!(kept(), ["main2", "main3", "try2", "try3", "lost2", "lost3"]);
+    main.handle(keep(1)).unwrap();
+    assert_eq!(kept(), ["main3", "try3", "lost3"]);
+    restore(&main, "try3");
+    assert_eq!(get(&main, "a"), "try 3\n");
+    drop(main);
+    place.is_sound();
+}
+
+#[test]
 fn gc_frees_nothing_that_another_head_needs() {
     let place = Place::new();
     let main = place.open();

@@ -22,8 +22,8 @@ pub(super) struct Gc {
     /// Keep the states that the last N operations can go back to
     #[arg(long, value_name = "N", default_value_t = 100)]
     operations: u64,
-    /// Drop all checkpoints except the newest N and those that are held; 'op restore' cannot go
-    /// back to them either
+    /// Drop all checkpoints except the newest N of each head and those that are held; 'op restore'
+    /// cannot go back to them either
     #[arg(long, value_name = "N")]
     keep: Option<u64>,
     /// Drop the oldest checkpoints until the store takes no more than SIZE (bytes, or with K, M, G,

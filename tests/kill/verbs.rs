@@ -123,9 +123,7 @@ impl World {
     fn gc(&mut self, control: &Control) -> Pending {
         let keep = if self.rng.one_in(3) { 1000 } else { 2 + self.rng.below(6) };
         let operations = [0, 5, 100][self.rng.below(3) as usize];
-        let mut all: Vec<u64> = self.checkpoints.iter().map(|checkpoint| checkpoint.id).collect();
-        all.sort();
-        let kept = all[all.len().saturating_sub(keep as usize)..].to_vec();
+        let kept = self.newest_of_each_head(keep as usize);
         // Automatic seals that it frees do not matter.
         self.operations.clear();
         let words =
@@ -136,6 +134,22 @@ impl World {
         self.checkpoints.retain(|checkpoint| kept.contains(&checkpoint.id));
         self.count("gcs");
         Pending::Nothing
+    }
+
+    /// The numbers of the checkpoints that `gc --keep` keeps. Those of dropped heads count together.
+    fn newest_of_each_head(&self, keep: usize) -> Vec<u64> {
+        let heads = self.heads.iter().map(|head| Some(head.name.as_str()));
+        let mut kept = Vec::new();
+        for head in heads.chain([None]) {
+            let is_of = |checkpoint: &&Checkpoint| match head {
+                Some(name) => checkpoint.head == name,
+                None => !self.heads.iter().any(|head| head.name == checkpoint.head),
+            };
+            let mut ids: Vec<u64> = self.checkpoints.iter().filter(is_of).map(|c| c.id).collect();
+            ids.sort();
+            kept.extend(ids.iter().rev().take(keep));
+        }
+        kept
     }
 
     fn drop_one(&mut self, control: &Control) -> Pending {

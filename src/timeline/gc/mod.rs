@@ -21,7 +21,7 @@
 
 pub(in crate::timeline) mod policy;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use crate::error::{Attempt, Error, Kind, Result};
@@ -43,7 +43,8 @@ const OPERATIONS: usize = 1000;
 pub struct Keep {
     /// The number of latest operations whose states are kept.
     pub operations: u64,
-    /// The number of newest checkpoints that are kept; `None` keeps all. Held ones are always kept.
+    /// The number of newest checkpoints of each head that are kept; `None` keeps all. Those of
+    /// dropped heads count together. Held ones are always kept.
     pub checkpoints: Option<u64>,
     /// Drop checkpoints, the oldest first, until the store takes no more than this many bytes.
     pub store_bytes: Option<u64>,
@@ -119,9 +120,15 @@ impl Common {
         let Some(kept) = keep.checkpoints.and_then(|kept| usize::try_from(kept).ok()) else {
             return Vec::new();
         };
-        let mut newest: Vec<LayerId> =
-            self.sealed().iter().filter(|l| is_checkpoint(l)).map(|l| l.header.layer).collect();
-        newest.drain(..newest.len().saturating_sub(kept));
+        let mut of_heads: BTreeMap<Option<String>, Vec<LayerId>> = BTreeMap::new();
+        for info in self.sealed().into_iter().filter(is_checkpoint) {
+            let head = Some(&info.header.head).filter(|head| self.store.is_of(&info, head));
+            of_heads.entry(head.cloned()).or_default().push(info.header.layer);
+        }
+        let newest = |of_head: &Vec<LayerId>| -> Vec<LayerId> {
+            of_head.iter().rev().take(kept).copied().collect()
+        };
+        let newest: BTreeSet<LayerId> = of_heads.values().flat_map(newest).collect();
         let mut old = self.droppable(keep);
         old.retain(|info| !newest.contains(&info.header.layer));
         old

@@ -36,7 +36,7 @@ const MAX_NAMES: usize = 2000;
 pub struct Policy {
     /// The number of latest operations whose states are kept.
     pub operations: u64,
-    /// The number of newest checkpoints that are kept; `None` keeps all.
+    /// The number of newest checkpoints of each head that are kept; `None` keeps all.
     pub checkpoints: Option<u64>,
     /// Drop checkpoints, the oldest first, when the store takes more bytes than this.
     pub store_bytes: Option<u64>,

@@ -81,7 +81,12 @@ mod tests {
         for refused in [Request::Drop { rev: Rev::Back(1) }, gc(false), hold(false)] {
             assert_eq!(gate(&refused).unwrap_err().kind, Kind::InUse, "{refused:?}");
         }
-        let describe = DescribeTerms { state: Rev::Now, stream: Default::default() };
+        let describe = DescribeTerms {
+            state: Rev::Now,
+            history: 0,
+            is_thin: false,
+            stream: Default::default(),
+        };
         assert_eq!(gate(&Request::Describe(describe)).unwrap_err().attempt, "push or pull");
         for allowed in [
             gc(true),

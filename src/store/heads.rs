@@ -168,14 +168,10 @@ impl Store {
 
     /// Whether a layer was written by the head that has this name now, and not by an earlier one.
     pub fn is_of(&self, info: &LayerInfo, head: &str) -> bool {
-        let since = || {
-            let records = self.head_records.lock();
-            records
-                .get(head)
-                .and_then(|record| record.as_ref().ok())
-                .map_or(LayerId(0), |r| r.since())
-        };
-        info.header.kind.is_of_head() && info.header.head == head && info.header.layer >= since()
+        let records = self.head_records.lock();
+        let Some(record) = records.get(head) else { return false };
+        let since = record.as_ref().map_or(LayerId(0), |record| record.since());
+        info.header.kind.is_of_head() && info.header.head == head && info.header.layer >= since
     }
 
     /// Puts a layer on top of a head. Makes the head if there is none of this name.

@@ -8,7 +8,7 @@ use crate::sandbox::transfer::{FrameReader, Part, Stream};
 use crate::sandbox::{DescribeTerms, Described, Reply, Request};
 use crate::store::archive::tree_blob::TreeBlob;
 
-/// What a description consists of.
+/// One part of a description.
 pub(super) enum Got<'b> {
     /// A chunk.
     Chunk(&'b [u8]),

@@ -136,7 +136,8 @@ impl World {
         Pending::Nothing
     }
 
-    /// The numbers of the checkpoints that `gc --keep` keeps. Those of dropped heads count together.
+    /// The numbers of the checkpoints that `gc --keep` keeps. Those of dropped heads count
+    /// together.
     fn newest_of_each_head(&self, keep: usize) -> Vec<u64> {
         let heads = self.heads.iter().map(|head| Some(head.name.as_str()));
         let mut kept = Vec::new();

@@ -229,7 +229,7 @@ impl<'a> Push<'a> {
     }
 }
 
-/// What a push has described.
+/// One state, as a push has described it.
 #[derive(Clone, Copy)]
 pub struct Described<'a> {
     /// The state.

@@ -48,7 +48,7 @@ fn checkpoints_come_along_with_names_messages_times_and_parents() {
     // Each is the parent of the next one.
     let lines = there.json(&["log"]);
     assert_eq!((&lines[0]["parent"], &lines[1]["parent"]), (&lines[1]["id"], &lines[2]["id"]));
-    // What is there is not made again, and what is new continues it.
+    // A checkpoint that is there is not made again, and a new one continues it.
     here.jailfs(&["checkpoint", "c5"]);
     machine.json(&here, &["push", &reference, "c5", "--plain-http", "--history", "9"]);
     receiver.run(&there, &pull);
@@ -92,8 +92,8 @@ fn a_long_history_costs_at_most_twenty_requests_more() {
 fn a_thin_state_needs_the_same_base_files_and_no_others() {
     let registry = Partner::start(None, None);
     let reference = format!("{}/repo:x", registry.address);
-    let base = "mkdir d; ln -s d s; yes base | head -c 2000000 > d/large; seq 9 > d/kept; seq 99 > moved; \
-                truncate -s 1M holes; touch empty; touch -d @5 d/large d/kept moved holes d .";
+    let base = "mkdir d; ln -s d s; yes base | head -c 2000000 > d/large; seq 9 > d/kept; \
+                seq 99 > moved; truncate -s 1M holes; touch empty; touch -d @5 d/large d/kept moved holes d .";
     let here = Live::new(base);
     here.sh("mv moved d/there; chmod 600 d/kept; echo new > new; echo more >> holes; ln d/large l");
     let thin = ["push", &reference, "--plain-http", "--thin"];

@@ -93,7 +93,8 @@ fn a_thin_state_needs_the_same_base_files_and_no_others() {
     let registry = Partner::start(None, None);
     let reference = format!("{}/repo:x", registry.address);
     let base = "mkdir d; ln -s d s; yes base | head -c 2000000 > d/large; seq 9 > d/kept; \
-                seq 99 > moved; truncate -s 1M holes; touch empty; touch -d @5 d/large d/kept moved holes d .";
+                seq 99 > moved; truncate -s 1M holes; touch empty; \
+                touch -d @5 d/large d/kept moved holes d .";
     let here = Live::new(base);
     here.sh("mv moved d/there; chmod 600 d/kept; echo new > new; echo more >> holes; ln d/large l");
     let thin = ["push", &reference, "--plain-http", "--thin"];

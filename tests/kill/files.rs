@@ -232,7 +232,9 @@ impl Tree {
     pub fn wrong_links(&self) -> Vec<String> {
         let mut names: BTreeMap<u64, Vec<&String>> = BTreeMap::new();
         for (name, entry) in &self.names {
-            names.entry(file(entry).unwrap_or_default()).or_default().push(name);
+            if let Some(id) = file(entry) {
+                names.entry(id).or_default().push(name);
+            }
         }
         let counted = |id: &u64| names.get(id).map_or(&[][..], Vec::as_slice);
         let wrong = self.files.iter().filter(|(id, is)| is.links != counted(id).len() as u64);

@@ -118,6 +118,14 @@ struct Walk<'a, 'b> {
     unlike_count: u64,
 }
 
+/// A file that gets its content: its place, the file there before, and its node.
+struct NewFile<'p> {
+    placed: Placed<'p>,
+    old: Option<Old>,
+    ino: Ino,
+    is_reused: bool,
+}
+
 /// Puts the entries of a state into the tree.
 ///
 /// # Errors
@@ -257,21 +265,43 @@ impl Walk<'_, '_> {
         stream: &mut Stream<R>,
     ) -> Result<()> {
         let path = self.path(&name);
+        let file = self.begin_file((&path, name), attributes, size)?;
+        let content = receive((self.builder, file.ino), file.old.as_ref(), size, stream)
+            .map_err(|error| error.during(format!("import entry '{path}'")))?;
+        self.end_file(&path, file, (size, content))
+    }
+
+    /// Finds the place of a file, and its node.
+    fn begin_file<'p>(
+        &mut self,
+        (path, name): (&'p TreePath, Name),
+        attributes: &Attributes,
+        size: u64,
+    ) -> Result<NewFile<'p>> {
         let during = |error: FsError| of_fs(path.as_bytes(), error);
-        check_size(&path, size)?;
-        let placed = self.placed((&path, name), attributes, (FileKind::File, 0))?;
-        let builder = &mut *self.builder;
-        let reused = place::reusable(builder, &placed.found, FileKind::File).map_err(during)?;
-        let old = Old::of(&builder.state, &placed.found).map_err(during)?;
+        check_size(path, size)?;
+        let placed = self.placed((path, name), attributes, (FileKind::File, 0))?;
+        let reused =
+            place::reusable(self.builder, &placed.found, FileKind::File).map_err(during)?;
+        let old = Old::of(&self.builder.state, &placed.found).map_err(during)?;
         let ino = match &reused {
             Some((ino, _)) => *ino,
-            None => builder.fresh()?,
+            None => self.builder.fresh()?,
         };
-        let content = receive((builder, ino), old.as_ref(), size, stream)
-            .map_err(|error| error.during(format!("import entry '{path}'")))?;
-        place::file(builder, &placed, (ino, reused.is_some()), old, (size, content))
-            .map_err(during)?;
-        self.note(ino, path);
+        Ok(NewFile { placed, old, ino, is_reused: reused.is_some() })
+    }
+
+    /// Puts a file whose content is there.
+    fn end_file(
+        &mut self,
+        path: &TreePath,
+        file: NewFile<'_>,
+        content: (u64, Content),
+    ) -> Result<()> {
+        let NewFile { placed, old, ino, is_reused } = file;
+        place::file(self.builder, &placed, (ino, is_reused), old, content)
+            .map_err(|error| of_fs(path.as_bytes(), error))?;
+        self.note(ino, path.clone());
         Ok(())
     }
 
@@ -284,10 +314,8 @@ impl Walk<'_, '_> {
         (base, digest): (&TreePath, Digest),
     ) -> Result<()> {
         let path = self.path(&name);
-        let during = |error: FsError| of_fs(path.as_bytes(), error);
-        check_size(&path, size)?;
-        let placed = self.placed((&path, name), attributes, (FileKind::File, 0))?;
-        let there = self.base.resolve(base).map_err(during)?;
+        let file = self.begin_file((&path, name), attributes, size)?;
+        let there = self.base.resolve(base).map_err(|error| of_fs(path.as_bytes(), error))?;
         if let Some(why) = self.unlike(&there, base, size, digest)? {
             self.unlike_count += 1;
             if self.unlike.len() < MAX_NAMED {
@@ -296,15 +324,8 @@ impl Walk<'_, '_> {
         }
         // After a difference, only the names of the rest count.
         let is_right = self.unlike.is_empty();
-        let builder = &mut *self.builder;
-        let reused = place::reusable(builder, &placed.found, FileKind::File).map_err(during)?;
-        let old = Old::of(&builder.state, &placed.found).map_err(during)?;
-        let ino = match &reused {
-            Some((ino, _)) => *ino,
-            None => builder.fresh()?,
-        };
-        let stands = matches!(&placed.found, Found::Base(_, found, _) if found == base);
-        let mut receiving = Receiving::new(builder, ino, old.as_ref(), size);
+        let stands = matches!(&file.placed.found, Found::Base(_, found, _) if found == base);
+        let mut receiving = Receiving::new(self.builder, file.ino, file.old.as_ref(), size);
         if stands {
             receiving.keep(size);
         } else if is_right {
@@ -312,10 +333,7 @@ impl Walk<'_, '_> {
                 .map_err(|error| error.during(format!("import entry '{path}'")))?;
         }
         let content = receiving.finish()?;
-        place::file(self.builder, &placed, (ino, reused.is_some()), old, (size, content))
-            .map_err(during)?;
-        self.note(ino, path);
-        Ok(())
+        self.end_file(&path, file, (size, content))
     }
 
     /// Why a file of the base is another one than a description relies on.

@@ -26,7 +26,8 @@ impl Blocked {
             let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
             let address =
                 libc::mmap(std::ptr::null_mut(), PAGE * PAGES, access, flags, -1, 0) as usize;
-            let fd = libc::syscall(libc::SYS_userfaultfd, libc::O_CLOEXEC);
+            // Without O_NONBLOCK, poll(2) reports POLLERR at once.
+            let fd = libc::syscall(libc::SYS_userfaultfd, libc::O_CLOEXEC | libc::O_NONBLOCK);
             assert!(fd >= 0, "{}", std::io::Error::last_os_error());
             let faults = OwnedFd::from_raw_fd(i32::try_from(fd).unwrap());
             let blocked = Blocked { faults, address };
@@ -48,11 +49,9 @@ impl Blocked {
     /// Waits until a thread blocks on the memory.
     pub fn wait(&self) {
         let mut ready = [PollFd::new(self.faults.as_fd(), PollFlags::POLLIN)];
-        assert_eq!(
-            poll(&mut ready, PollTimeout::from(20_000_u16)).unwrap(),
-            1,
-            "no thread blocked"
-        );
+        let count = poll(&mut ready, PollTimeout::from(20_000_u16)).unwrap();
+        assert_eq!(count, 1, "no thread blocked");
+        assert_eq!(ready[0].revents(), Some(PollFlags::POLLIN));
     }
 
     /// Releases all threads.

@@ -255,7 +255,7 @@ fn records_of_heads() {
             HeadRecord {
                 layer: LayerId(300),
                 forked_from: Some(fork),
-                merged: [("a".to_owned(), merge)].into(),
+                merged: vec![("a".to_owned(), merge)],
                 unresolved,
                 beside: [TreePath::parse(b"b").unwrap()].into(),
             },

@@ -187,14 +187,17 @@ impl Store {
         self.put_head(name, &record)
     }
 
-    /// Records the state of another head that was merged into a head.
+    /// Records the state of another head that was merged into a head. Forgets the earlier merges
+    /// of which gc removed a state.
     ///
     /// # Errors
     /// As [`Store::set_head`].
-    pub fn set_merged(&self, name: &str, other: &str, merged: MergePoint) -> Result<()> {
+    pub fn add_merged(&self, name: &str, other: &str, merged: MergePoint) -> Result<()> {
         let missing = || Error::damage(format!("read head '{name}'"), "it is missing");
         let mut record = self.head(name)?.ok_or_else(missing)?;
-        record.merged.insert(other.to_owned(), merged);
+        let is_there = |layer| self.layer(layer).is_some_and(|info| info.header.kind.is_of_head());
+        record.merged.retain(|(_, merge)| is_there(merge.layer) && is_there(merge.into));
+        record.merged.push((other.to_owned(), merged));
         self.put_head(name, &record)
     }
 

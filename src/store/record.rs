@@ -3,7 +3,7 @@
 //! These types are encoded field by field. So a field never changes, and an enum grows only at its
 //! end (`store/golden.rs` checks every variant).
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use serde::{Deserialize, Serialize};
 
@@ -140,8 +140,9 @@ pub struct HeadRecord {
     pub layer: LayerId,
     /// Where the head was forked; `None` for the first head.
     pub forked_from: Option<ForkPoint>,
-    /// The heads that were merged into this one, by name.
-    pub merged: BTreeMap<String, MergePoint>,
+    /// The merges of other heads into this one, oldest first, each with the name of the other head.
+    /// Those that no state needs as a merge base any more can be missing.
+    pub merged: Vec<(String, MergePoint)>,
     /// The files into which merges wrote conflict markers. Some may have none any more.
     pub unresolved: BTreeSet<TreePath>,
     /// The paths at which merges put the other side of a conflict. Some may be gone.
@@ -154,7 +155,7 @@ impl HeadRecord {
         HeadRecord {
             layer,
             forked_from: None,
-            merged: BTreeMap::new(),
+            merged: Vec::new(),
             unresolved: BTreeSet::new(),
             beside: BTreeSet::new(),
         }
@@ -174,7 +175,7 @@ impl HeadRecord {
     /// The sealed layers that the record needs, besides its top.
     pub fn named(&self) -> impl Iterator<Item = LayerId> + '_ {
         let forked = self.forked_from.iter().map(|fork| fork.layer);
-        forked.chain(self.merged.values().flat_map(|merge| [merge.layer, merge.into]))
+        forked.chain(self.merged.iter().flat_map(|(_, merge)| [merge.layer, merge.into]))
     }
 }
 
@@ -191,13 +192,13 @@ pub struct ForkPoint {
     pub since: LayerId,
 }
 
-/// The last merge of another head into this one.
+/// A merge of another head into this one.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MergePoint {
     /// The sealed state of the other head that was merged.
     pub layer: LayerId,
-    /// The sealed state of this head that the merge led to. If this head does not come from it any
-    /// more, the merge was undone and does not count.
+    /// The sealed state of this head that the merge led to. It came from both. A state that does
+    /// not come from it does not have the merge.
     pub into: LayerId,
     /// [`HeadRecord::since`] of the other head. A later head of the same name has another one.
     pub since: LayerId,

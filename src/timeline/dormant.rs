@@ -13,7 +13,7 @@ use crate::error::Result;
 use crate::fs::LiveSet;
 use crate::store::content::live_ranges::LiveRanges;
 use crate::store::layer::LayerInfo;
-use crate::store::record::{MergePoint, Record};
+use crate::store::record::Record;
 use crate::timeline::{Common, Timeline, reopen};
 use crate::tree::{Edit, Source, Tree};
 use crate::types::{ByteRange, Epoch, LayerId};
@@ -156,18 +156,14 @@ impl Common {
         tops
     }
 
-    /// The layers that the records of heads name. Only the sealed ones among them matter.
+    /// The layers on top of heads, and those that they were forked from. Only the sealed ones among
+    /// them matter.
     pub(super) fn named_by_heads(&self) -> BTreeSet<LayerId> {
         let records = self.store.head_records().unwrap_or_default();
         let mut named = BTreeSet::new();
         for record in records.values() {
             named.insert(record.layer);
             named.extend(record.forked_from.iter().map(|fork| fork.layer));
-            // A merge point of an earlier head of the same name is worth nothing.
-            let is_current = |(name, merge): &(&String, &MergePoint)| {
-                records.get(*name).is_some_and(|other| other.since() == merge.since)
-            };
-            named.extend(record.merged.iter().filter(is_current).map(|(_, merge)| merge.layer));
         }
         named
     }

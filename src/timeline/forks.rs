@@ -1,13 +1,13 @@
-//! Makes and drops heads, and finds what two heads have in common.
+//! Makes and drops heads, and records what a merge into one of them needs later.
 //!
 //! Always true:
 //! * a fork is one small file that names a sealed layer, whatever the size of the tree;
-//! * while a head exists, the layer that it was forked from exists, and so does the last state that
-//!   was merged into it.
+//! * while a head exists, the layer that it was forked from exists;
+//! * while a state and a head exist, so do both states of the last merge of that head into it.
 //!
 //! A crash in the middle leaves each fork whole or not there, and a dropped head whole or gone.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use crate::error::{Attempt, Error, Kind, Result};
 use crate::store::record::{ForkPoint, HeadRecord, LayerKind, MergePoint, OpVerb};
@@ -65,7 +65,7 @@ impl Timeline {
         let record = HeadRecord {
             layer,
             forked_from: Some(point),
-            merged: BTreeMap::new(),
+            merged: Vec::new(),
             unresolved: BTreeSet::new(),
             beside: BTreeSet::new(),
         };
@@ -188,7 +188,7 @@ impl Timeline {
         let records = self.store.head_records()?;
         let Some(record) = records.get(other) else { return Err(no_head("merge", other)) };
         let point = MergePoint { layer, into, since: record.since() };
-        self.with_reserve(|| self.store.set_merged(&self.head, other, point.clone()))
+        self.with_reserve(|| self.store.add_merged(&self.head, other, point.clone()))
     }
 }
 
@@ -253,38 +253,6 @@ impl Common {
             info_of(&name, &record, top, created)
         });
         Ok(infos.collect())
-    }
-
-    /// The newest sealed state that two heads have in common: the last one from which both came, or
-    /// the last one of either that was merged into the other. `None` if they have none.
-    ///
-    /// # Errors
-    /// [`Kind::NoStore`] if there is no such head, or damage.
-    pub fn common_seal(&self, a: &str, b: &str) -> Result<Option<Target>> {
-        let records = self.store.head_records()?;
-        let record = |name: &str| records.get(name).ok_or_else(|| no_head("find", name));
-        let (of_a, of_b) = (record(a)?, record(b)?);
-        let line = |name: &str| -> Result<BTreeSet<LayerId>> {
-            let line = self.lineage_of(name)?;
-            Ok(line.into_iter().filter(|l| l.seal.is_some()).map(|l| l.header.layer).collect())
-        };
-        let (line_a, line_b) = (line(a)?, line(b)?);
-        let merged = |(line, into): (&BTreeSet<LayerId>, &HeadRecord), other, since| {
-            let point = into
-                .merged
-                .get(other)
-                .filter(|point: &&MergePoint| point.since == since && line.contains(&point.into));
-            point.map(|point| point.layer)
-        };
-        let newest = line_a
-            .intersection(&line_b)
-            .copied()
-            .chain(merged((&line_a, of_a), b, of_b.since()))
-            .chain(merged((&line_b, of_b), a, of_a.since()))
-            .filter_map(|layer| self.store.layer(layer))
-            .filter(|info| info.seal.is_some())
-            .max_by_key(|info| info.header.layer);
-        Ok(newest.map(|info| Target { layer: Some(info.header.layer), epoch: info.header.epoch }))
     }
 }
 

@@ -29,36 +29,38 @@ impl Timeline {
 impl Common {
     /// As [`Timeline::lineage`], for a head with this layer on top.
     pub(super) fn lineage_from(&self, top: LayerId) -> Vec<LayerInfo> {
-        let info = self.store.layer(top);
-        let first = match &info {
-            Some(info) if info.seal.is_none() => info.header.parent,
+        let mut at = match self.store.layer(top) {
+            Some(info) if info.seal.is_none() => self.came_from(&info),
             _ => Some(top),
         };
-        let mut line = self.down_from(first);
-        let mut bottom = line.last().cloned().or(info);
-        while let Some(LayerInfo {
-            header: Header { layer, kind: LayerKind::Rebased(before), head, .. },
-            ..
-        }) = bottom
-        {
-            let newest =
-                |all: Vec<LayerInfo>| all.into_iter().rfind(|info| info.header.layer < layer);
-            let before = match self.store.layer(before).filter(|info| info.header.kind.is_of_head())
-            {
-                Some(info) if info.seal.is_none() => info.header.parent,
-                Some(info) => Some(info.header.layer),
-                // gc removed it: continue with the last layer that the head sealed before the
-                // apply, or with the one that it was forked from.
-                None => newest(self.sealed_by(&head)).map(|info| info.header.layer).or_else(|| {
-                    let records = self.store.head_records().unwrap_or_default();
-                    Some(records.get(&head)?.forked_from.as_ref()?.layer)
-                }),
-            };
-            let earlier = self.down_from(before.filter(|before| *before < layer));
-            bottom = earlier.last().cloned();
-            line.extend(earlier);
+        let mut line = Vec::new();
+        while let Some(info) = at.and_then(|id| self.store.layer(id)) {
+            at = self.came_from(&info);
+            line.push(info);
         }
         line
+    }
+
+    /// The layer that a layer of a head continues: the one below it, or the last one before the
+    /// apply that rebased the head.
+    pub(super) fn came_from(&self, info: &LayerInfo) -> Option<LayerId> {
+        let Header { layer, parent, kind, head, .. } = &info.header;
+        let LayerKind::Rebased(before) = kind else { return *parent };
+        if parent.is_some() {
+            return *parent;
+        }
+        let newest = |all: Vec<LayerInfo>| all.into_iter().rfind(|info| info.header.layer < *layer);
+        let before = match self.store.layer(*before).filter(|info| info.header.kind.is_of_head()) {
+            Some(info) if info.seal.is_none() => info.header.parent,
+            Some(info) => Some(info.header.layer),
+            // gc removed it: continue with the last layer that the head sealed before the apply,
+            // or with the one that it was forked from.
+            None => newest(self.sealed_by(head)).map(|info| info.header.layer).or_else(|| {
+                let records = self.store.head_records().unwrap_or_default();
+                Some(records.get(head)?.forked_from.as_ref()?.layer)
+            }),
+        };
+        before.filter(|before| before < layer)
     }
 
     /// The sealed states that a sealed layer came from, itself included, newest first.

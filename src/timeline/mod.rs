@@ -29,6 +29,7 @@ pub mod import;
 mod journal;
 mod lineage;
 pub mod merge;
+mod merge_base;
 pub mod mounts;
 mod reopen;
 pub mod restore;

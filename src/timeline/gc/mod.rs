@@ -11,7 +11,7 @@
 //! All heads count, whether they are open or not ([`super::dormant`]).
 //!
 //! 1. Find the **needed** layers: checkpoints, held layers, the targets of recent operations, the
-//!    layer below each upper layer, and what the records of heads name.
+//!    layer below each upper layer, what the records of heads name, and what merge bases need.
 //! 2. Rewrite each needed layer whose parent is not needed, as edits from the nearest needed layer
 //!    below.
 //! 3. Remove the records of unneeded layers, from the top down. Their pools stay, in layers that
@@ -221,6 +221,8 @@ impl Common {
                 needed.extend(info.header.parent);
             }
         }
+        // Without the records of all heads there is no collection.
+        needed.extend(self.merged_states(&needed).unwrap_or_default());
         let sealed: BTreeSet<LayerId> = self.sealed().iter().map(|l| l.header.layer).collect();
         needed.retain(|layer| sealed.contains(layer));
         needed

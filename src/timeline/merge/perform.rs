@@ -130,11 +130,14 @@ impl Timeline {
             if !conflicts.is_empty() {
                 return Ok(MergeOutcome { conflicts, ..MergeOutcome::default() });
             }
+            let merged = target.layer.filter(|_| rules.paths.is_empty());
+            let merged = merged.map(|layer| (other.head(), layer));
             if edits.is_empty() {
-                return Ok(MergeOutcome::default());
+                let noted = merged.map_or(Ok(()), |merged| self.note_contained(merged));
+                return noted.map(|()| MergeOutcome::default());
             }
-            let merged = with_edits(&ours, &edits).attempt(|| attempt)?;
-            let detached = self.detached_mounts((&ours, &merged), &[], mounts)?;
+            let shown = with_edits(&ours, &edits).attempt(|| attempt)?;
+            let detached = self.detached_mounts((&ours, &shown), &[], mounts)?;
             self.note_unresolved(&marked, &beside)?;
             let seal = automatic(format!("before {attempt}"));
             let changed = self.fs().seal_and_change(next, seal, |now| {
@@ -146,13 +149,22 @@ impl Timeline {
                 self.publish_sealed(&changed, above, attempt)?;
                 continue;
             }
-            let merged = target.layer.filter(|_| rules.paths.is_empty());
-            let merged = merged.map(|layer| (other.head(), layer));
             let undo = self.finish_merge((&changed, above), attempt, merged, changes)?;
             let before = Some(changed.layer);
             return Ok(MergeOutcome { conflicts, unresolved, before, undo, detached });
         }
         Err(Error::damage(attempt, "the loop has no end"))
+    }
+
+    /// Records a merge that changes nothing, in a new state. Otherwise the next merge would take a
+    /// change that both heads made, and ours took back since, for a new one.
+    fn note_contained(&self, (head, layer): (&str, LayerId)) -> Result<()> {
+        if self.comes_from(layer)? {
+            return Ok(());
+        }
+        let seal = automatic(format!("merge '{head}', which has no other changes"));
+        let into = self.with_reserve(|| self.seal(seal.clone()))?;
+        self.note_merged(head, layer, into)
     }
 
     /// A layer for the writes after the merge.

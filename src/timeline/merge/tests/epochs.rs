@@ -20,18 +20,18 @@ use crate::timeline::mounts::Mounts;
 use crate::timeline::{Common, Target, Timeline};
 use crate::types::TreePath;
 
-/// Two heads of a store: `main`, and the fork `try`.
-struct Heads {
+/// Heads of a store: `main`, and forks of it.
+pub(super) struct Heads {
     dir: tempfile::TempDir,
     common: Arc<Common>,
-    main: Arc<Timeline>,
+    pub(super) main: Arc<Timeline>,
 }
 
 /// A step of one of the heads: a change, or an apply.
 type Step = (bool, u8, Op);
 
 impl Heads {
-    fn new() -> Heads {
+    pub(super) fn new() -> Heads {
         let dir = tempfile::tempdir().unwrap();
         let (base, store) = (dir.path().join("base"), dir.path().join("store"));
         make_base(&base);
@@ -44,8 +44,12 @@ impl Heads {
     }
 
     fn fork(&self) -> Arc<Timeline> {
-        self.main.fork(&["try".to_owned()], None).unwrap();
-        open(&self.common, self.dir.path(), "try")
+        self.fork_of(&self.main, "try")
+    }
+
+    pub(super) fn fork_of(&self, head: &Timeline, name: &str) -> Arc<Timeline> {
+        head.fork(&[name.to_owned()], None).unwrap();
+        open(&self.common, self.dir.path(), name)
     }
 }
 

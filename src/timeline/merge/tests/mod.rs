@@ -1,5 +1,6 @@
 //! Merges of random trees are what the model says.
 
+mod bases;
 mod beside;
 mod epochs;
 mod model;

@@ -546,11 +546,10 @@ fn bad_names_and_heads_are_refused() {
     assert_eq!(drop_fork(&main, "try").unwrap_err().kind, Kind::InUse);
     drop(open);
     drop_fork(&main, "try").unwrap();
-    for bad in ["x@", "x@-3", "@x"] {
+    for bad in ["x@", "x@-3", "@x", "me@example.com"] {
         let request = Request::Checkpoint { name: Some(bad.to_owned()), message: String::new() };
         assert_eq!(main.handle(request).unwrap_err().kind, Kind::Usage, "{bad}");
     }
-    checkpoint(&main, "me@example.com");
 }
 
 /// Every call of a fork and of a drop fails once, or from there on.
@@ -599,4 +598,119 @@ fn a_fork_or_drop_that_fails_leaves_the_heads_before_or_after() {
             assert!(is_retried || failed > 10, "{errno}{from_there}: it failed {failed} times");
         }
     }
+}
+
+/// The bytes of file `a` in the state that a text means for a head, or the error.
+fn a_in(sandbox: &Sandbox, rev: &str) -> Result<String, Error> {
+    let path = TreePath::parse(b"a").unwrap();
+    match sandbox.handle(Request::Show { rev: Rev::parse(rev), path, offset: 0 })? {
+        Reply::Shown(shown) => Ok(String::from_utf8(shown.bytes).unwrap()),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn checkpoints_of_several_heads_can_have_one_name() {
+    let place = Place::new();
+    let main = place.open();
+    put(&main, "a", "early\n");
+    checkpoint(&main, "early");
+    let [one, two] = ["one", "two"].map(|name| {
+        fork(&main, name);
+        main.head(name).unwrap()
+    });
+    for (head, text) in [(&one, "one\n"), (&two, "two\n")] {
+        put(head, "a", text);
+        checkpoint(head, "green");
+    }
+    let again = |head: &Sandbox, name: &str| {
+        let request = Request::Checkpoint { name: Some(name.to_owned()), message: String::new() };
+        head.handle(request).map(drop)
+    };
+    for (head, name) in [(&one, "green"), (&one, "early"), (&main, "early")] {
+        assert_eq!(again(head, name).unwrap_err().kind, Kind::Failed, "{name}");
+    }
+    assert_eq!(again(&main, "a@b").unwrap_err().kind, Kind::Usage);
+    // The own one first. Without one, the only one; and no guess.
+    assert_eq!((a_in(&one, "green").unwrap(), a_in(&two, "green").unwrap()), both("one", "two"));
+    assert_eq!(
+        (a_in(&one, "early").unwrap(), a_in(&one, "main@early").unwrap()),
+        both("early", "early")
+    );
+    let error = a_in(&main, "green").unwrap_err();
+    assert_eq!(
+        (error.kind, error.reason.as_str()),
+        (Kind::Usage, "it can be one@green, two@green")
+    );
+    for head in [&main, &one, &two] {
+        assert_eq!(a_in(head, "one@green").unwrap(), "one\n");
+        assert_eq!(a_in(head, "two@green").unwrap(), "two\n");
+        assert_eq!(a_in(head, "two@early").unwrap(), "early\n", "it comes from that state");
+        assert_eq!(a_in(head, "main@green").unwrap_err().kind, Kind::NoStore);
+    }
+    // A restore to another state does not take a checkpoint from the head that made it.
+    restore(&one, "base");
+    assert_eq!(a_in(&one, "green").unwrap(), "one\n");
+    assert_eq!(again(&one, "green").unwrap_err().kind, Kind::Failed);
+    // A merge brings no checkpoints along.
+    main.handle(Request::Merge(jailfs::sandbox::MergeTerms {
+        head: "two".to_owned(),
+        ..Default::default()
+    }))
+    .unwrap();
+    assert_eq!(get(&main, "a"), "two\n");
+    put(&main, "a", "main\n");
+    checkpoint(&main, "green");
+    assert_eq!(a_in(&main, "green").unwrap(), "main\n");
+    // A restore does. The lineage comes first then, and the number stays.
+    let Reply::Log(log) = main.handle(Request::Log).unwrap() else { panic!() };
+    let number = log[0].id.to_string();
+    restore(&main, "two@green");
+    assert_eq!(a_in(&main, "green").unwrap(), "two\n");
+    assert_eq!(a_in(&main, "main@green").unwrap(), "two\n");
+    assert_eq!(a_in(&main, &number).unwrap(), "main\n");
+    restore(&main, &number);
+    assert_eq!(a_in(&main, "green").unwrap(), "main\n");
+    place.is_sound();
+}
+
+fn both(a: &str, b: &str) -> (String, String) {
+    (format!("{a}\n"), format!("{b}\n"))
+}
+
+#[test]
+fn the_names_of_a_dropped_head_stay_until_another_one_takes_them() {
+    let place = Place::new();
+    let main = place.open();
+    let make = |text: &str| {
+        fork(&main, "try");
+        let head = main.head("try").unwrap();
+        put(&head, "a", text);
+        checkpoint(&head, "green");
+    };
+    make("first\n");
+    drop_fork(&main, "try").unwrap();
+    for rev in ["green", "try@green"] {
+        assert_eq!(a_in(&main, rev).unwrap(), "first\n", "{rev}");
+    }
+    make("second\n");
+    assert_eq!(a_in(&main, "try@green").unwrap(), "second\n");
+    let Reply::Log(log) = main.handle(Request::Log).unwrap() else { panic!() };
+    let first = log.iter().rfind(|one| one.name.as_deref() == Some("green")).unwrap();
+    let error = a_in(&main, "green").unwrap_err();
+    assert_eq!(error.reason, format!("it can be {}, try@green", first.id));
+    drop_fork(&main, "try").unwrap();
+    let error = a_in(&main, "try@green").unwrap_err();
+    assert_eq!(error.reason.matches(", ").count(), 1, "two numbers: {}", error.reason);
+    gc(&main);
+    main.handle(Request::Drop { rev: Rev::Id(first.id) }).unwrap();
+    gc(&main);
+    assert_eq!(a_in(&main, "try@green").unwrap(), "second\n");
+    // A fork keeps the names of its lineage, whatever becomes of the head that it came from.
+    try_fork(&main, &["later"], Some("try@green")).unwrap();
+    let later = main.head("later").unwrap();
+    put(&main, "a", "main\n");
+    checkpoint(&main, "green");
+    assert_eq!(a_in(&later, "green").unwrap(), "second\n");
+    assert_eq!(a_in(&main, "later@green").unwrap(), "second\n");
 }

@@ -15,7 +15,7 @@ use crate::sandbox::{Reply, Request};
 /// The time that this takes does not depend on the size of the tree.
 #[derive(Args)]
 pub(super) struct Checkpoint {
-    /// A new name for it; not a number, not 'base', not starting with '@'
+    /// A name for it, new in this head; not a number, not 'base', without '@'
     name: Option<String>,
     /// A message
     #[arg(short, long, value_name = "TEXT", default_value = "")]

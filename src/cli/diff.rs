@@ -21,9 +21,9 @@ use crate::sandbox::{Changes, Detail, FileRev, Reply, Request, Rev};
 /// checkpoint. The exit code is 0 whether or not there are differences.
 #[derive(Args)]
 pub(super) struct Diff {
-    /// Up to two states ('@' now, '@-1' the last checkpoint, 'base', a number or a name, 'HEAD@'
-    /// and 'HEAD@-1' those of another head), then paths; or a version of a file, PATH@N, and what
-    /// to compare it with: the file as it is, another version, another file
+    /// Up to two states ('@' now, '@-1' the last checkpoint, 'base', a number or a name, 'HEAD@',
+    /// 'HEAD@-1' and 'HEAD@NAME' those of another head), then paths; or a version of a file,
+    /// PATH@N, and what to compare it with: the file as it is, another version, another file
     #[arg(value_name = "FROM [TO]] [PATH")]
     words: Vec<OsString>,
     /// Paths, also if they look like states
@@ -153,10 +153,10 @@ fn split(
     let mut revs = Vec::new();
     let mut words = words.iter().peekable();
     while let Some(word) = words.peek().filter(|_| revs.len() < 2) {
-        let rev = word
-            .to_str()
-            .map(Rev::parse)
-            .filter(|rev| !matches!(rev, Rev::Name(name) if !names.contains(name)));
+        let rev = word.to_str().map(Rev::parse).filter(|rev| match rev {
+            Rev::Name(name) | Rev::Of { name, .. } => names.contains(name),
+            Rev::Now | Rev::Back(_) | Rev::Base | Rev::Id(_) | Rev::Head { .. } => true,
+        });
         let Some(rev) = rev else { break };
         let special = matches!(rev, Rev::Now | Rev::Back(_) | Rev::Head { .. });
         if !special && exists(&PathBuf::from(word)) {

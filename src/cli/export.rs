@@ -33,7 +33,8 @@ const BUFFER: usize = 256 << 10;
 #[derive(Args)]
 #[command(group(clap::ArgGroup::new("form").required(true).args(["oci", "tar", "patch"])))]
 pub(super) struct Export {
-    /// The state: '@' for now, the number or name of a checkpoint, '@-N', 'base', 'HEAD@'
+    /// The state: '@' for now, the number or name of a checkpoint, '@-N', 'base', 'HEAD@',
+    /// 'HEAD@NAME'
     #[arg(value_name = "STATE")]
     state: String,
     /// Only what differs from this state
@@ -149,14 +150,14 @@ impl Export {
     fn steps(&self, target: &mut Target) -> Result<Vec<ExportTerms>> {
         let Reply::Log(log) = target.call(Request::Log)? else { return Err(wrong_answer()) };
         let until = Rev::parse(&self.state);
-        let mut line = lineage(&log, &until)?;
+        let mut line = lineage(target, &log, &until)?;
         let mut since = self.since.as_deref().map(Rev::parse);
         match &since {
             // The base is the first layer, and then each checkpoint.
             None => line.insert(0, Rev::Base),
             Some(Rev::Base) => {}
             Some(rev) => {
-                let from = lineage(&log, rev)?;
+                let from = lineage(target, &log, rev)?;
                 line.retain(|step| !from.contains(step) && step != rev);
             }
         }
@@ -203,25 +204,23 @@ impl Export {
 }
 
 /// The checkpoints that lead to a state, oldest first. A named one is the last.
-fn lineage(log: &[Checkpoint], until: &Rev) -> Result<Vec<Rev>> {
+fn lineage(target: &mut Target, log: &[Checkpoint], until: &Rev) -> Result<Vec<Rev>> {
     let found = match until {
-        Rev::Now => log.iter().find(|one| one.current),
-        Rev::Id(id) => log.iter().find(|one| one.id == *id),
-        Rev::Name(name) => log.iter().find(|one| one.name.as_ref() == Some(name)),
         Rev::Base => return Ok(Vec::new()),
-        Rev::Back(_) | Rev::Head { .. } => {
+        Rev::Now => log.iter().find(|one| one.current),
+        Rev::Head { back: 0, .. } => {
             let attempt = format!("find the checkpoints up to '{until}'");
-            return Err(Error::new(Kind::Usage, attempt, "--layers takes '@', a number or a name"));
+            return Err(Error::new(Kind::Usage, attempt, "--layers takes '@' or a checkpoint"));
+        }
+        Rev::Id(_) | Rev::Name(_) | Rev::Of { .. } | Rev::Back(_) | Rev::Head { .. } => {
+            let Reply::Checkpoint(found) = target.call(Request::Find { rev: until.clone() })?
+            else {
+                return Err(wrong_answer());
+            };
+            log.iter().find(|one| one.id == found.id)
         }
     };
-    let Some(found) = found else {
-        if *until == Rev::Now {
-            return Ok(Vec::new());
-        }
-        let attempt = format!("find checkpoint '{until}'");
-        return Err(Error::new(Kind::NoStore, attempt, "there is no such checkpoint")
-            .hint("'jailfs log' lists them"));
-    };
+    let Some(found) = found else { return Ok(Vec::new()) };
     let mut line = Vec::new();
     let mut at = Some(found);
     while let Some(one) = at {

@@ -30,7 +30,8 @@ pub(super) struct Push {
     /// The tag: HOST[:PORT]/NAME[:TAG]
     #[arg(value_name = "REF")]
     reference: String,
-    /// The state: '@' for now, the number or name of a checkpoint, '@-N', 'base', 'HEAD@'
+    /// The state: '@' for now, the number or name of a checkpoint, '@-N', 'base', 'HEAD@',
+    /// 'HEAD@NAME'
     #[arg(value_name = "STATE", default_value = "@")]
     state: String,
     /// The pushed state whose content is not sent again; the default is the one that was pushed or

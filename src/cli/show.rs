@@ -84,7 +84,11 @@ impl Show {
             let (Some(rev), Some(path)) = (bytes.get(..at), bytes.get(at + 1..)) else { break };
             let Ok(text) = std::str::from_utf8(rev) else { break };
             let rev = Rev::parse(text);
-            if !matches!(rev, Rev::Name(_)) || has_name(target, text)? {
+            let is_known = match &rev {
+                Rev::Name(name) | Rev::Of { name, .. } => has_name(target, name)?,
+                Rev::Now | Rev::Back(_) | Rev::Base | Rev::Id(_) | Rev::Head { .. } => true,
+            };
+            if is_known {
                 return Ok((rev, PathBuf::from(OsStr::from_bytes(path))));
             }
             unknown.get_or_insert(rev);

@@ -32,6 +32,7 @@ pub(super) fn gate(request: &Request) -> Result<()> {
         Request::Info
         | Request::Status
         | Request::Log
+        | Request::Find { .. }
         | Request::OpLog
         | Request::Checkpoint { .. }
         | Request::Diff { .. }

@@ -73,7 +73,7 @@ impl Sandbox {
         let checkpoint = layer.as_ref().and_then(as_checkpoint);
         let history = past.iter().filter_map(as_checkpoint).collect();
         let head = match &terms.state {
-            Rev::Head { head, .. } => head.clone(),
+            Rev::Head { head, .. } | Rev::Of { head, .. } => head.clone(),
             _ => self.head_name().to_owned(),
         };
         Ok(Described { head, checkpoint, history, entries })
@@ -102,9 +102,12 @@ impl Sandbox {
         match rev {
             Rev::Now => self.timeline.seal_for_other(why),
             Rev::Head { head, back: 0 } => self.seen_head(head)?.timeline.seal_for_other(why),
-            Rev::Back(_) | Rev::Base | Rev::Id(_) | Rev::Name(_) | Rev::Head { .. } => {
-                self.target(rev)
-            }
+            Rev::Back(_)
+            | Rev::Base
+            | Rev::Id(_)
+            | Rev::Name(_)
+            | Rev::Of { .. }
+            | Rev::Head { .. } => self.target(rev),
         }
     }
 

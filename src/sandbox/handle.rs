@@ -87,6 +87,7 @@ impl Sandbox {
         match request {
             Request::Status => self.status().map(Reply::Status),
             Request::Log => Ok(Reply::Log(self.checkpoints())),
+            Request::Find { rev } => self.find(&rev).map(Reply::Checkpoint),
             Request::OpLog => Ok(Reply::OpLog(self.operations())),
             Request::Checkpoint { name, message } => {
                 let id = self.timeline.checkpoint(name, message)?;

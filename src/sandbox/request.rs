@@ -19,8 +19,15 @@ pub enum Rev {
     Base,
     /// A checkpoint by its number.
     Id(LayerId),
-    /// A checkpoint by its name.
+    /// A checkpoint of this head by its name, or else the only one of the store.
     Name(String),
+    /// `HEAD@NAME`: a checkpoint of a head by its name.
+    Of {
+        /// The name of the head.
+        head: String,
+        /// The name of the checkpoint.
+        name: String,
+    },
     /// `HEAD@` or `HEAD@-N`: the tree of a head as it is now, or its N-th last checkpoint.
     Head {
         /// The name of the head.
@@ -40,6 +47,8 @@ impl Rev {
     /// assert_eq!(Rev::parse("@-2"), Rev::Back(2));
     /// assert_eq!(Rev::parse("before-lunch"), Rev::Name("before-lunch".into()));
     /// assert_eq!(Rev::parse("try-2@-1"), Rev::Head { head: "try-2".into(), back: 1 });
+    /// let of_head = Rev::Of { head: "try-2".into(), name: "green".into() };
+    /// assert_eq!(Rev::parse("try-2@green"), of_head);
     /// assert_eq!(Rev::parse("./file@"), Rev::Name("./file@".into()));
     /// ```
     pub fn parse(text: &str) -> Rev {
@@ -48,6 +57,9 @@ impl Rev {
         }
         if let Some((head, back)) = head_and_back(text) {
             return Rev::Head { head: head.to_owned(), back };
+        }
+        if let Some((head, name)) = head_and_name(text) {
+            return Rev::Of { head: head.to_owned(), name: name.to_owned() };
         }
         match text {
             "@" => Rev::Now,
@@ -69,6 +81,13 @@ fn head_and_back(text: &str) -> Option<(&str, u32)> {
     }
 }
 
+/// The parts of `HEAD@NAME`. `PATH@2` is an edit of a file, and a text with a slash is a path.
+fn head_and_name(text: &str) -> Option<(&str, &str)> {
+    let (head, name) = text.split_once('@')?;
+    let is_name = !name.is_empty() && digits(name).is_none() && !name.contains('@');
+    (is_name && !head.is_empty() && !text.contains('/')).then_some((head, name))
+}
+
 impl fmt::Display for Rev {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -77,6 +96,7 @@ impl fmt::Display for Rev {
             Rev::Base => f.write_str("base"),
             Rev::Id(id) => write!(f, "{id}"),
             Rev::Name(name) => f.write_str(name),
+            Rev::Of { head, name } => write!(f, "{head}@{name}"),
             Rev::Head { head, back: 0 } => write!(f, "{head}@"),
             Rev::Head { head, back } => write!(f, "{head}@-{back}"),
         }
@@ -194,11 +214,17 @@ pub enum Request {
     Status,
     /// Lists the checkpoints, newest first.
     Log,
+    /// Finds a checkpoint.
+    Find {
+        /// The state.
+        rev: Rev,
+    },
     /// Lists the operations, newest first.
     OpLog,
     /// Makes a checkpoint: seals the tree as it is now.
     Checkpoint {
-        /// A name to find it by. It must be new, and not a number or special (`@...`, `base`).
+        /// A name to find it by. No other checkpoint of this head has it; it is not a number and
+        /// not `base`, and has no `@`.
         name: Option<String>,
         /// A message for people.
         message: String,
@@ -366,6 +392,7 @@ impl Request {
             | Request::Apply { .. } => true,
             Request::Status
             | Request::Log
+            | Request::Find { .. }
             | Request::OpLog
             | Request::Checkpoint { .. }
             | Request::Show { .. }

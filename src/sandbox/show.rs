@@ -15,7 +15,7 @@ impl Sandbox {
         // Later parts of a file must come from the same state, so a relative rev is resolved once.
         let pinned = match rev {
             Rev::Now | Rev::Base | Rev::Head { back: 0, .. } => rev.clone(),
-            Rev::Back(_) | Rev::Id(_) | Rev::Name(_) | Rev::Head { .. } => {
+            Rev::Back(_) | Rev::Id(_) | Rev::Name(_) | Rev::Of { .. } | Rev::Head { .. } => {
                 Rev::Id(self.checkpoint_named(rev)?)
             }
         };

@@ -57,7 +57,7 @@ impl Archive for Records {
         };
         match self.ask(request)? {
             Reply::Status(status) => Ok(status_text(&status)),
-            Reply::Log(log) => Ok(log_text(&log)),
+            Reply::Log(log) => Ok(log_text(&*self.sandbox()?, &log)),
             _ => Err(wrong_reply()),
         }
     }
@@ -130,12 +130,14 @@ fn status_text(status: &Status) -> String {
     lines.join("\n") + "\n"
 }
 
-/// The checkpoints that are not automatic seals, newest first. A line has number, name, time and
-/// message, separated by tabs.
-fn log_text(log: &[Checkpoint]) -> String {
+/// The checkpoints that are not automatic seals, newest first. A line has number, name as in the
+/// directory of checkpoints, time and message, separated by tabs.
+fn log_text(sandbox: &Sandbox, log: &[Checkpoint]) -> String {
+    let names = sandbox.names();
     let mut text = String::new();
     for checkpoint in log.iter().filter(|checkpoint| !checkpoint.automatic) {
-        let name = checkpoint.name.as_deref().map_or_else(|| "-".to_owned(), one_line);
+        let named = checkpoint.name.as_ref().and(sandbox.timeline.store().layer(checkpoint.id));
+        let name = named.map_or_else(|| "-".to_owned(), |info| one_line(&names.label(&info)));
         let (time, message) = (date::utc(checkpoint.time), one_line(&checkpoint.message));
         // A write to a string cannot fail.
         let _written = writeln!(text, "{}\t{name}\t{time}\t{message}", checkpoint.id);

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use crate::error::{Error, Kind, Result};
 use crate::fs::{Fence, State};
 use crate::sandbox::{Checkpoint, Rev, Sandbox};
+use crate::store::checkpoint_names::{CheckpointNames, Named};
 use crate::store::layer::LayerInfo;
 use crate::timeline::Target;
 use crate::types::LayerId;
@@ -57,6 +58,10 @@ impl Sandbox {
         Ok(Target { layer: Some(id), epoch: info.header.epoch })
     }
 
+    pub(super) fn find(&self, rev: &Rev) -> Result<Checkpoint> {
+        self.checkpoint_info(self.checkpoint_named(rev)?)
+    }
+
     /// The checkpoint that `rev` names.
     pub(super) fn checkpoint_named(&self, rev: &Rev) -> Result<LayerId> {
         self.target(rev)?.layer.ok_or_else(|| no_checkpoint(rev))
@@ -73,11 +78,10 @@ impl Sandbox {
             Rev::Back(n) => {
                 made_on_request(self.timeline.lineage()).nth((*n as usize).saturating_sub(1))
             }
-            Rev::Name(name) => {
-                let has_name = |layer: &&LayerInfo| {
-                    layer.seal.as_ref().is_some_and(|seal| seal.name.as_ref() == Some(name))
-                };
-                self.timeline.sealed().iter().find(has_name).map(|layer| layer.header.layer)
+            Rev::Name(name) => self.only_one(rev, self.names().find(name))?,
+            Rev::Of { head, name } => {
+                self.check_seen(head)?;
+                self.only_one(rev, self.names().find_of(head, name))?
             }
             Rev::Head { head, back: 0 } => {
                 let why = format!("'{head}@' is the tree of head '{head}' as it is now");
@@ -91,6 +95,24 @@ impl Sandbox {
         self.sealed_target(id.ok_or_else(|| no_checkpoint(rev))?)
     }
 
+    /// The names of checkpoints, as this head uses them.
+    pub(super) fn names(&self) -> CheckpointNames<'_> {
+        let store = self.timeline.store();
+        store.checkpoint_names(self.head_name(), |info| self.fs().sees(info))
+    }
+
+    /// The layer that `rev` means. An error lists the checkpoints if there are several.
+    fn only_one(&self, rev: &Rev, named: Named) -> Result<Option<LayerId>> {
+        let several = match named {
+            Named::Nothing => return Ok(None),
+            Named::One(layer) => return Ok(Some(layer)),
+            Named::Several(several) => several,
+        };
+        let why = format!("it can be {}", self.names().labels(&several).join(", "));
+        Err(Error::new(Kind::Usage, format!("find checkpoint '{rev}'"), why)
+            .hint("name one of these; a number is the number of a checkpoint in 'jailfs log'"))
+    }
+
     /// The state that `rev` names. For [`Rev::Now`], dirty pages are flushed first.
     pub(super) fn state(&self, rev: &Rev) -> Result<State> {
         match rev {
@@ -102,9 +124,12 @@ impl Sandbox {
                 self.check_seen(head)?;
                 self.timeline.state_of_head(head)
             }
-            Rev::Back(_) | Rev::Base | Rev::Id(_) | Rev::Name(_) | Rev::Head { .. } => {
-                self.timeline.state_of(self.target(rev)?)
-            }
+            Rev::Back(_)
+            | Rev::Base
+            | Rev::Id(_)
+            | Rev::Name(_)
+            | Rev::Of { .. }
+            | Rev::Head { .. } => self.timeline.state_of(self.target(rev)?),
         }
     }
 

@@ -28,6 +28,7 @@
 pub mod archive;
 pub mod archived;
 mod catalog;
+pub mod checkpoint_names;
 pub mod content;
 pub mod dedup;
 pub mod edits_log;
@@ -40,6 +41,7 @@ pub mod identities;
 pub mod io;
 pub mod layer;
 mod ledger;
+mod lineage;
 mod lock;
 mod op_log;
 mod open;

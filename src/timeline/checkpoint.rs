@@ -7,11 +7,11 @@
 use crate::error::{Error, Kind, Result};
 use crate::fs::State;
 use crate::store::Store;
-use crate::store::layer::{LayerInfo, Upper};
+use crate::store::layer::Upper;
 use crate::store::record::{LayerKind, OpVerb, Seal};
 use crate::sys::clock;
 use crate::timeline::{Target, Timeline};
-use crate::types::{LayerId, Name, digits};
+use crate::types::{LayerId, Name};
 
 impl Timeline {
     /// Seals the present state and makes it a checkpoint.
@@ -41,22 +41,18 @@ impl Timeline {
     /// Checks that a new checkpoint can have this name.
     ///
     /// # Errors
-    /// [`Kind::Usage`] if no checkpoint can have it, [`Kind::Failed`] if one has it.
+    /// [`Kind::Usage`] if no checkpoint can have it, [`Kind::Failed`] if one of this head has it.
     pub(super) fn check_name(&self, name: &str) -> Result<()> {
         let attempt = || format!("checkpoint '{name}'");
         if !is_valid_name(name) {
-            return Err(Error::new(Kind::Usage, attempt(), "not a valid checkpoint name").hint(
-                "a name is not a number, not 'base', does not begin with '@', has no '/', and does \
-                 not end as the name of a head's state, 'HEAD@' or 'HEAD@-1'",
-            ));
+            return Err(Error::new(Kind::Usage, attempt(), "not a valid checkpoint name")
+                .hint("a name is not a number, not 'base', and has no '/' and no '@'"));
         }
-        let taken =
-            |l: &LayerInfo| l.seal.as_ref().is_some_and(|s| s.name.as_deref() == Some(name));
-        match self.sealed().into_iter().find(taken) {
+        match self.store.checkpoint_names(&self.head, |_| true).own(name) {
             Some(other) => Err(Error::new(
                 Kind::Failed,
                 attempt(),
-                format!("checkpoint {} has this name", other.header.layer),
+                format!("checkpoint {other} of this head has this name"),
             )
             .hint("choose another name, or none")),
             None => Ok(()),
@@ -112,14 +108,10 @@ impl Timeline {
     }
 }
 
-/// Whether a checkpoint can have this name.
+/// Whether a checkpoint can have this name. `HEAD@NAME` names one of a head.
 pub(super) fn is_valid_name(name: &str) -> bool {
-    let is_special =
-        name.starts_with('@') || name == "base" || name.bytes().all(|b| b.is_ascii_digit());
-    let is_of_head = name.rsplit_once('@').is_some_and(|(_, back)| {
-        back.is_empty() || back.strip_prefix('-').is_some_and(|n| digits(n).is_some())
-    });
-    !is_special && !is_of_head && Name::new(name.as_bytes()).is_ok()
+    let is_special = name == "base" || name.bytes().all(|b| b.is_ascii_digit());
+    !is_special && !name.contains('@') && Name::new(name.as_bytes()).is_ok()
 }
 
 /// Seals a layer that is no longer the upper layer of a head.

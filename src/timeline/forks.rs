@@ -265,6 +265,6 @@ fn info_of(name: &str, record: &HeadRecord, top: LayerId, created: Option<Timest
 /// Whether a head can have this name.
 fn is_head_name(name: &str) -> bool {
     let is_file = !name.starts_with('.') && !name.ends_with(".new") && !name.ends_with(".bad");
-    let is_plain = !name.contains('@') && !name.starts_with('-') && name.len() <= MAX_NAME;
+    let is_plain = !name.starts_with('-') && name.len() <= MAX_NAME;
     is_valid_name(name) && is_file && is_plain && !name.chars().any(char::is_control)
 }

@@ -333,6 +333,6 @@ impl Common {
             return Ok(open.lineage());
         }
         let Some(record) = self.store.head(name)? else { return Err(no_head("find", name)) };
-        Ok(self.lineage_from(reopen::top_of(&self.store, name, record.layer)?))
+        Ok(self.store.lineage_from(reopen::top_of(&self.store, name, record.layer)?))
     }
 }

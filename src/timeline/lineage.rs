@@ -2,7 +2,7 @@
 
 use crate::error::Result;
 use crate::store::layer::LayerInfo;
-use crate::store::record::{Header, LayerKind, Record};
+use crate::store::record::{LayerKind, Record};
 use crate::timeline::{Common, Timeline};
 use crate::tree::{Edit, Tree};
 use crate::types::{Ino, LayerId};
@@ -22,50 +22,14 @@ impl Timeline {
     /// head onto the new base starts a new stack of layers. The lineage continues there with the
     /// stack before that apply.
     pub fn lineage(&self) -> Vec<LayerInfo> {
-        self.lineage_from(self.fs.upper_layer())
+        self.store.lineage_from(self.fs.upper_layer())
     }
 }
 
 impl Common {
-    /// As [`Timeline::lineage`], for a head with this layer on top.
-    pub(super) fn lineage_from(&self, top: LayerId) -> Vec<LayerInfo> {
-        let mut at = match self.store.layer(top) {
-            Some(info) if info.seal.is_none() => self.came_from(&info),
-            _ => Some(top),
-        };
-        let mut line = Vec::new();
-        while let Some(info) = at.and_then(|id| self.store.layer(id)) {
-            at = self.came_from(&info);
-            line.push(info);
-        }
-        line
-    }
-
-    /// The layer that a layer of a head continues: the one below it, or the last one before the
-    /// apply that rebased the head.
-    pub(super) fn came_from(&self, info: &LayerInfo) -> Option<LayerId> {
-        let Header { layer, parent, kind, head, .. } = &info.header;
-        let LayerKind::Rebased(before) = kind else { return *parent };
-        if parent.is_some() {
-            return *parent;
-        }
-        let newest = |all: Vec<LayerInfo>| all.into_iter().rfind(|info| info.header.layer < *layer);
-        let before = match self.store.layer(*before).filter(|info| info.header.kind.is_of_head()) {
-            Some(info) if info.seal.is_none() => info.header.parent,
-            Some(info) => Some(info.header.layer),
-            // gc removed it: continue with the last layer that the head sealed before the apply,
-            // or with the one that it was forked from.
-            None => newest(self.sealed_by(head)).map(|info| info.header.layer).or_else(|| {
-                let records = self.store.head_records().unwrap_or_default();
-                Some(records.get(head)?.forked_from.as_ref()?.layer)
-            }),
-        };
-        before.filter(|before| before < layer)
-    }
-
     /// The sealed states that a sealed layer came from, itself included, newest first.
     pub fn lineage_to(&self, layer: LayerId) -> Vec<LayerInfo> {
-        self.lineage_from(layer)
+        self.store.lineage_from(layer)
     }
 
     pub(super) fn down_from(&self, mut at: Option<LayerId>) -> Vec<LayerInfo> {
@@ -75,13 +39,6 @@ impl Common {
             line.push(info);
         }
         line
-    }
-
-    /// The sealed states that a head made, oldest first.
-    fn sealed_by(&self, head: &str) -> Vec<LayerInfo> {
-        let mut all = self.sealed();
-        all.retain(|info| self.store.is_of(info, head));
-        all
     }
 
     /// All sealed states, oldest first.

@@ -110,7 +110,7 @@ impl Common {
             }
         }
         for info in self.store.catalog().iter().filter(|info| info.header.kind.is_of_head()) {
-            let below = self.came_from(info).map(|below| (info.header.layer, below));
+            let below = self.store.came_from(info).map(|below| (info.header.layer, below));
             ancestry.below.extend(below);
         }
         Ok(ancestry)

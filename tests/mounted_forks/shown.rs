@@ -214,3 +214,59 @@ fn a_head_that_is_not_mounted_keeps_no_descriptor_in_the_daemon() {
     }
     until(&format!("{before:#?} again, but {:#?}", open()), || open().len() <= before.len());
 }
+
+#[test]
+fn checkpoints_of_other_heads_are_named_by_their_head() {
+    let forked = Forked::new("echo base > f");
+    let main = forked.live.mnt.clone();
+    sh(&main, "echo early > f; mkdir .jailfs/checkpoints/early");
+    let (one, two) = (forked.fork("one"), forked.fork("two"));
+    for (name, head) in [("main", &main), ("one", &one), ("two", &two)] {
+        sh(head, &format!("echo {name} > f; mkdir .jailfs/checkpoints/green"));
+    }
+    let all = |head: &std::path::Path| sh(head, "LC_ALL=C ls .jailfs/checkpoints");
+    assert_eq!(all(&main), "early\ngreen\none@green\ntwo@green\n");
+    assert_eq!(all(&one), "early\ngreen\nmain@green\ntwo@green\n");
+    let cat = "cd .jailfs/checkpoints; cat green/f one@green/f two@green/f main@early/f early/f";
+    assert_eq!(sh(&main, cat), "main\none\ntwo\nearly\nearly\n");
+    // Each has one directory. Other names are links.
+    let links =
+        "cd .jailfs/checkpoints; readlink two@green two@early main@green || echo; cd green; pwd -P";
+    let at = two.join(".jailfs/checkpoints/green");
+    assert_eq!(sh(&two, links), format!("green\nearly\n\n{}\n", at.display()));
+    assert!(read(main.join(".jailfs/log")).contains("\ttwo@green\t"));
+    for (bad, error) in [("green", "exists"), ("a@b", "Invalid"), ("one@green", "exists")] {
+        let made = sh(&main, &format!("mkdir .jailfs/checkpoints/{bad} 2>&1 || :"));
+        assert!(made.contains(error), "{bad}: {made}");
+    }
+    // All verbs take the name with the head.
+    assert_eq!(forked.run_in(&main, &["show", "one@green:f"]), "one\n");
+    assert_eq!(forked.run_in(&main, &["diff", "one@green", "main@green"]), "M\tf\n");
+    forked.run_in(&main, &["restore", "two@green", "f"]);
+    assert_eq!(read(main.join("f")), "two\n");
+    forked.run_in(&main, &["hold", "two@green"]);
+    forked.fails_in(&main, &["drop", "two@green"], 11);
+    forked.run_in(&main, &["release", "two@green"]);
+    let image = forked.live.mnt.parent().unwrap().join("image");
+    let image = image.to_str().unwrap();
+    forked.run_in(&main, &["export", "two@green", "--oci", image, "--layers"]);
+    let image = format!("{image}:own");
+    let said = forked.run_in(&main, &["export", "green", "--oci", &image, "--layers"]);
+    assert!(said.contains("exported green"), "{said}");
+    forked.run_in(&main, &["fork", "late", "--from", "base"]);
+    std::fs::create_dir(forked.at("late")).unwrap();
+    let late = forked.mount("late");
+    for words in [["show", "green:f"], ["restore", "green"], ["drop", "green"]].map(|w| w.to_vec())
+    {
+        let said = forked.fails_in(&late, &words, 2);
+        assert!(said.contains("main@green, one@green, two@green"), "{said}");
+    }
+    forked.run_in(&late, &["drop", "one@green"]);
+    forked.run_in(&late, &["drop", "main@green"]);
+    assert_eq!(forked.run_in(&late, &["show", "green:f"]), "two\n", "the only one");
+    assert!(forked.run_in(&late, &["restore", "green"]).contains("green"));
+    assert_eq!(all(&late), "early\ngreen\n", "they are in the lineage now");
+    // A file whose name looks like such a name is a file.
+    sh(&late, "echo > someone@host");
+    assert_eq!(forked.run_in(&late, &["diff", "someone@host"]), "A\tsomeone@host\n");
+}

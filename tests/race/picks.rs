@@ -160,3 +160,22 @@ fn the_user_is_asked_on_a_terminal_and_picks_one_or_none() {
     assert_eq!(place.ok("base", "show @:n"), "3\n");
     assert_eq!(heads(&place), ["main"]);
 }
+
+#[test]
+fn attempts_use_one_name_and_the_winner_brings_its_checkpoints() {
+    let place = Place::new();
+    let script = "echo $JAILFS_ATTEMPT > n; $JAILFS checkpoint mine > /dev/null || exit 9
+        grep -q $JAILFS_ATTEMPT .jailfs/checkpoints/mine/n";
+    let said = pick(&place, "--forks 2 --jobs 2", "keep", script);
+    let (attempts, last) = race(&said);
+    assert!(attempts.iter().all(|one| one["exit"] == 0), "{said:?}");
+    let kept = |at: usize| last["kept"][at].as_str().expect("a name").to_owned();
+    assert_eq!(place.ok("base", &format!("show {}@mine:n", kept(0))), "1\n");
+    assert_eq!(place.ok("base", &format!("show {}@mine:n", kept(1))), "2\n");
+    place.ok("base", &format!("fork --drop {} {}", kept(0), kept(1)));
+    assert_eq!(place.say("base", "show mine:n").code, 2, "it could be either");
+    // The tree comes from the checkpoint of the winner then.
+    assert_eq!(place.run("--forks 2 --jobs 1 --keep", script).code, 0);
+    assert_eq!(place.ok("base", "show mine:n"), "1\n");
+    assert_eq!(place.say("base", "checkpoint mine").code, 1, "the name is in use here");
+}

@@ -30,6 +30,7 @@ use parking_lot::{Mutex, RwLockReadGuard};
 use crate::error::{Error, FsError, FsResult, Kind, Result};
 use crate::fs::merged::lower::Lower;
 use crate::fs::{Attr, Entry, Fs, State};
+use crate::store::checkpoint_names::{CheckpointNames, Named};
 use crate::store::layer::LayerInfo;
 use crate::sys::clock;
 use crate::tree::{Body, Tree};
@@ -363,16 +364,37 @@ impl Fs {
         Ok((state, live))
     }
 
-    /// The checkpoint for a name in `checkpoints`: its name, or the number of any sealed state.
+    /// The checkpoint for a name in `checkpoints`: the name of one of this head, `HEAD@NAME`, or
+    /// the number of any sealed state.
     fn checkpoint_named(&self, name: &Name) -> Option<LayerInfo> {
         let text = std::str::from_utf8(name.as_bytes()).ok()?;
         if let Some(number) = digits(text) {
             let info = self.store.layer(LayerId(number)).filter(|info| self.is_seen(info))?;
             return (info.header.layer.to_string() == text).then_some(info);
         }
-        let mut all = self.store.catalog();
-        all.retain(|info| self.is_seen(info) && name_of(info) == Some(text));
-        all.pop()
+        let names = self.checkpoint_names();
+        let layer = match text.split_once('@') {
+            None => names.own(text),
+            Some((head, name)) => match names.find_of(head, name) {
+                Named::One(layer) => Some(layer),
+                Named::Nothing | Named::Several(_) => None,
+            },
+        };
+        self.store.layer(layer?).filter(|info| self.is_seen(info))
+    }
+
+    /// The names of checkpoints, as this head uses them.
+    fn checkpoint_names(&self) -> CheckpointNames<'_> {
+        let upper = self.store.layer(self.upper_layer());
+        let head = upper.map(|info| info.header.head).unwrap_or_default();
+        self.store.checkpoint_names(&head, |info| self.is_seen(info))
+    }
+
+    /// The names of the directories of checkpoints. Their other names are links to these.
+    pub fn checkpoint_entries(&self, checkpoints: &[LayerInfo]) -> Vec<Name> {
+        let names = self.checkpoint_names();
+        let labels = checkpoints.iter().map(|info| names.label(info));
+        labels.filter_map(|label| Name::new(label.as_bytes()).ok()).collect()
     }
 
     /// Whether a layer is the seal of a state that the mount shows.
@@ -400,11 +422,6 @@ impl Fs {
 /// Whether a layer is the seal of a state of the head.
 fn is_state(info: &LayerInfo) -> bool {
     info.seal.is_some() && info.header.kind.is_of_head()
-}
-
-/// The name of a checkpoint.
-fn name_of(info: &LayerInfo) -> Option<&str> {
-    info.seal.as_ref()?.name.as_deref()
 }
 
 /// A directory entry for the node with this id.

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use crate::error::{FsError, FsResult, Kind};
-use crate::fs::snapdir::{Item, SnapdirView, Text, dir_entry, name_of};
+use crate::fs::snapdir::{Item, SnapdirView, Text, dir_entry};
 use crate::fs::{Attr, DirEntry, Entry, Fs};
 use crate::tree::Meta;
 use crate::types::{FileKind, Ino, LayerId, Name, NodeId, Timestamp};
@@ -67,17 +67,17 @@ impl Fs {
             Item::Checkpoints => {
                 let info = self.checkpoint_named(name).ok_or(FsError::NotFound)?;
                 let layer = info.header.layer;
-                match name_of(&info).filter(|called| called.as_bytes() != name.as_bytes()) {
-                    // The number is a link to the name. A directory with two names would be moved
+                match self.checkpoint_entries(std::slice::from_ref(&info)).pop() {
+                    // Other names are links to this one. A directory with two names would be moved
                     // from one to the other by the kernel.
-                    Some(called) => {
+                    Some(called) if called != *name => {
                         // The time of the seal, because gc may give the layer the time of one
                         // below.
                         let time = info.seal.as_ref().map_or(info.header.time, |seal| seal.time);
                         let what = Item::Alias(Arc::from(called.as_bytes()), time);
                         self.hold_made(what)
                     }
-                    None => self.hold_root(layer),
+                    _ => self.hold_root(layer),
                 }
             }
             Item::Text(..) | Item::Alias(..) | Item::Edit(_) => Err(FsError::NotADirectory),
@@ -142,13 +142,13 @@ impl Fs {
         })
     }
 
-    /// The names in `checkpoints`, sorted: all but automatic seals, by name or else by number.
+    /// The names in `checkpoints`, sorted: all but automatic seals, each by its label.
     fn listed_checkpoints(&self) -> Vec<(Name, LayerId, Timestamp)> {
         let mut all: Vec<(Name, LayerId, Timestamp)> = Vec::new();
+        let names = self.checkpoint_names();
         for info in self.store.catalog().iter().filter(|info| self.is_seen(info)) {
             let Some(seal) = info.seal.as_ref().filter(|seal| !seal.automatic) else { continue };
-            let name = seal.name.clone().unwrap_or_else(|| info.header.layer.to_string());
-            if let Ok(name) = Name::new(name.as_bytes()) {
+            if let Ok(name) = Name::new(names.label(info).as_bytes()) {
                 all.push((name, info.header.layer, seal.time));
             }
         }

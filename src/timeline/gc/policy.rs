@@ -17,7 +17,7 @@ use crate::fs::Invalidations;
 use crate::store::layer::LayerInfo;
 use crate::timeline::gc::{Collected, Keep, is_checkpoint};
 use crate::timeline::{Common, Timeline};
-use crate::types::{LayerId, Name, NodeId};
+use crate::types::{LayerId, NodeId};
 
 /// So many unneeded states are worth a collection,
 const MIN_LAYERS: usize = 32;
@@ -40,12 +40,6 @@ pub struct Policy {
     pub checkpoints: Option<u64>,
     /// Drop checkpoints, the oldest first, when the store takes more bytes than this.
     pub store_bytes: Option<u64>,
-}
-
-/// The name of a state under `.jailfs`.
-fn name_of(info: &LayerInfo) -> Option<Name> {
-    let name = info.seal.as_ref()?.name.clone();
-    Name::new(name.unwrap_or_else(|| info.header.layer.to_string()).as_bytes()).ok()
 }
 
 impl Policy {
@@ -129,8 +123,8 @@ impl Common {
         let mut may_go = self.sealed();
         may_go.retain(|l| held.contains(&l.header.layer) && !keep.spared.contains(&l.header.layer));
         let names = if whole {
-            let names = may_go.iter().filter_map(name_of).map(|name| (NodeId::CHECKPOINTS, name));
-            names.collect()
+            let names = head.fs.checkpoint_entries(&may_go);
+            names.into_iter().map(|name| (NodeId::CHECKPOINTS, name)).collect()
         } else {
             let names =
                 may_go.iter().map(|info| head.fs.names_in_use(info.header.layer, MAX_NAMES));

@@ -4,7 +4,8 @@
 //! * Then the rules that tie names together are checked. A decision *picks* a head for some names,
 //!   and the rules are checked again, until nothing more is picked.
 //! * A node that both heads have does not get lost by a decision about another node: if its last
-//!   name goes, one head is picked for all its names.
+//!   name goes, one head is picked for all its names. A new node does not get lost, either: it is
+//!   another conflict.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
@@ -58,6 +59,7 @@ impl<'a> Names<'a> {
             names.check_losses()?;
             names.check_directories()?;
             names.check_parents()?;
+            names.check_additions()?;
             if names.picks.len() == before {
                 return Ok(names);
             }
@@ -205,10 +207,13 @@ impl<'a> Names<'a> {
     /// Whether it is right that a head is picked for a node: it is not merged, the caller chose it,
     /// or the other side is beside it. Otherwise only a choice for another node picked the head.
     fn is_settled(&self, ino: Ino, paths: &[TreePath]) -> bool {
+        self.rules.markers.is_some() || self.is_chosen(ino, paths)
+    }
+
+    /// Whether a node is not merged, or the caller chose a head for it.
+    fn is_chosen(&self, ino: Ino, paths: &[TreePath]) -> bool {
         let mut slots = self.three.slots_of(ino);
-        self.rules.markers.is_some()
-            || self.rules.choice(paths).is_some()
-            || slots.any(|(slot, _)| self.scope.contains(slot))
+        self.rules.choice(paths).is_some() || slots.any(|(slot, _)| self.scope.contains(slot))
     }
 
     /// A name that both heads gave to different nodes.
@@ -397,6 +402,43 @@ impl<'a> Names<'a> {
                 Ok(Did::RenamedTo(to.unwrap_or_default()))
             };
             self.decide(&paths, Some(*dir), |names, side| names.pick_node(*dir, side), did)?;
+        }
+        Ok(())
+    }
+
+    /// A node that only one head has, and that lost its last name by a decision about another node.
+    fn check_additions(&mut self) -> FsResult<()> {
+        let three = self.three;
+        for ino in three.moved() {
+            let [ours, theirs] = Side::BOTH.map(|side| three.head(side).node(ino));
+            let side = match (ours?.ino(), theirs?.ino()) {
+                (Some(_), None) => Side::Ours,
+                (None, Some(_)) => Side::Theirs,
+                (Some(_), Some(_)) | (None, None) => continue,
+            };
+            if three.is_old(ino)? || self.has_name(ino)? {
+                continue;
+            }
+            let stands = |(_, values): &(&Slot, &Values)| values.of(side) == Some(ino);
+            let Some((slot, values)) = three.slots_of(ino).find(stands) else { continue };
+            // It went with its directory.
+            if !self.has_name(slot.0)? {
+                continue;
+            }
+            let mut paths = three.paths(slot)?;
+            paths.extend(three.node_paths(ino)?);
+            if self.is_chosen(ino, &paths) {
+                continue;
+            }
+            let did = |of| at_name(three, of, (values.base, values.of(of)));
+            let path = paths.first().cloned().unwrap_or_default();
+            if side == Side::Theirs && self.rules.markers.is_some() {
+                self.keep(path, Some(ino), did(side)?)?;
+                continue;
+            }
+            let conflict =
+                Conflict { path: path.clone(), ours: did(Side::Ours)?, theirs: did(Side::Theirs)? };
+            self.conflicts.entry(path).or_insert(conflict);
         }
         Ok(())
     }

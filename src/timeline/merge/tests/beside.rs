@@ -233,6 +233,35 @@ fn an_edited_file_that_a_conflicting_rename_replaced_stays() {
 }
 
 #[test]
+fn a_new_node_at_another_name_of_a_chosen_file_stays() {
+    let rules = Rules { ours: vec![path("l1")], ..rules() };
+    let merged = run(
+        |p| p.write(&path("l1"), b"ours\n", false),
+        |p| {
+            p.remove(&path("l1"));
+            p.remove(&path("b/l2"));
+            p.mkdir(&path("b/l2"));
+            p.write(&path("b/l2/new"), b"new\n", false);
+        },
+        &rules,
+    );
+    assert_eq!(read(&merged.state, "b/l2").as_deref(), Some("ours\n"));
+    assert_eq!(read(&merged.state, "b/l2~try/new").as_deref(), Some("new\n"));
+    assert_eq!(merged.beside, ["b/l2~try"]);
+    let merged = run(
+        |p| p.write(&path("l1"), b"ours\n", false),
+        |p| {
+            p.remove(&path("l1"));
+            p.remove(&path("b/l2"));
+            p.symlink(&path("b/l2"), "a/f");
+        },
+        &rules,
+    );
+    assert_eq!(read(&merged.state, "b/l2").as_deref(), Some("ours\n"));
+    assert_eq!(merged.beside, ["b/l2~try"]);
+}
+
+#[test]
 fn a_unit_of_each_side_stays() {
     let git: [Run; 2] = [
         |p| {

@@ -242,6 +242,49 @@ fn a_choice_for_a_name_leaves_other_names_of_the_displaced_file() {
     assert_eq!(read(&merged, "b/l2").as_deref(), Some(TEXT));
 }
 
+/// `l1` and `b/l2` are names of one file, which one head edits. The other head removes it, and
+/// makes something else at a name that the caller did not write down.
+#[test]
+fn a_choice_for_a_file_does_not_drop_new_nodes_at_its_other_names() {
+    let edit = |p: &Program<'_>| p.write(&path("l1"), b"edited\n", false);
+    let make_dir = |p: &Program<'_>| {
+        p.remove(&path("l1"));
+        p.remove(&path("b/l2"));
+        p.mkdir(&path("b/l2"));
+        p.write(&path("b/l2/new"), b"new\n", false);
+    };
+    let make_link = |p: &Program<'_>| {
+        p.remove(&path("l1"));
+        p.remove(&path("b/l2"));
+        p.symlink(&path("b/l2"), "a/f");
+    };
+    type Run<'a> = &'a dyn Fn(&Program<'_>);
+    for make in [&make_dir as Run<'_>, &make_link] {
+        for theirs in [false, true] {
+            let choose = |wanted: &[&str]| {
+                let paths = wanted.iter().map(|wanted| path(wanted)).collect();
+                match theirs {
+                    true => Rules { theirs: paths, ..Rules::default() },
+                    false => Rules { ours: paths, ..Rules::default() },
+                }
+            };
+            let run = |rules: &Rules| match theirs {
+                true => merge(nothing, make, edit, rules),
+                false => merge(nothing, edit, make, rules),
+            };
+            let conflicts = run(&choose(&["l1"])).1.err().expect("a conflict");
+            let at: Vec<String> = conflicts.iter().map(|one| one.path.to_string()).collect();
+            assert_eq!(at, ["b/l2"], "{conflicts:?}");
+            for wanted in [&["l1", "b/l2"][..], &["b/l2"], &["l1", "b"], &[""]] {
+                let (_world, merged) = run(&choose(wanted));
+                let merged = merged.expect("decided");
+                assert_eq!(read(&merged, "l1").as_deref(), Some("edited\n"), "{wanted:?}");
+                assert_eq!(read(&merged, "b/l2").as_deref(), Some("edited\n"), "{wanted:?}");
+            }
+        }
+    }
+}
+
 #[test]
 fn a_choice_for_a_renamed_file_does_not_decide_about_an_edit_of_another_one() {
     let ours = |p: &Program<'_>| {

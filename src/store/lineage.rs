@@ -23,32 +23,15 @@ impl Store {
         line
     }
 
-    /// The layer that a layer of a head continues: the one below it, or the last one before the
+    /// The sealed layer that a layer of a head continues: the one below it, or the one before the
     /// apply that rebased the head.
     pub fn came_from(&self, info: &LayerInfo) -> Option<LayerId> {
-        let Header { layer, parent, kind, head, .. } = &info.header;
+        let Header { layer, parent, kind, .. } = &info.header;
         let LayerKind::Rebased(before) = kind else { return *parent };
-        if parent.is_some() {
-            return *parent;
+        let before = self.layer(*before).filter(|before| before.header.layer < *layer)?;
+        match before.seal {
+            Some(_) => Some(before.header.layer).filter(|_| before.header.kind.is_of_head()),
+            None => self.came_from(&before),
         }
-        let before = match self.layer(*before).filter(|info| info.header.kind.is_of_head()) {
-            Some(info) if info.seal.is_none() => info.header.parent,
-            Some(info) => Some(info.header.layer),
-            // gc removed it: continue with the last layer that the head sealed before the apply,
-            // or with the one that it was forked from.
-            None => self.sealed_before(*layer, head).or_else(|| {
-                let records = self.head_records().unwrap_or_default();
-                Some(records.get(head)?.forked_from.as_ref()?.layer)
-            }),
-        };
-        before.filter(|before| before < layer)
-    }
-
-    /// The last sealed state that a head made before a layer.
-    fn sealed_before(&self, layer: LayerId, head: &str) -> Option<LayerId> {
-        let all = self.catalog();
-        let mut older = all.iter().rev().filter(|info| info.header.layer < layer);
-        let found = older.find(|info| info.seal.is_some() && self.is_of(info, head));
-        found.map(|info| info.header.layer)
     }
 }

@@ -218,7 +218,7 @@ impl Common {
                 needed.insert(info.header.layer);
             }
             if info.seal.is_none() && !unwritten.contains(&info.header.layer) {
-                needed.extend(info.header.parent);
+                needed.extend(self.store.came_from(&info));
             }
         }
         // Without the records of all heads there is no collection.
@@ -336,7 +336,7 @@ impl Common {
             if !go() {
                 return Ok(false);
             }
-            self.reparent(&mut rewriting, *layer, below(*layer))?;
+            self.reparent(&mut rewriting, *layer, below(*layer), needed)?;
         }
         rewriting.finish()?;
         Ok(true)
@@ -380,12 +380,15 @@ impl Common {
         let catalog = self.store.catalog();
         let parents: BTreeSet<LayerId> = catalog.iter().filter_map(|l| l.header.parent).collect();
         let tops = self.tops();
+        // A lineage leads through the layer before an apply.
+        let is_named =
+            |layer: LayerId| catalog.iter().any(|l| l.header.kind == LayerKind::Rebased(layer));
         let mut unwritten = BTreeSet::new();
         // The newest layer stays, so that its number is not used again.
         let older = catalog.iter().rev().skip(1);
         for info in older.filter(|l| l.seal.is_none() && l.header.kind != LayerKind::PreImage) {
             let layer = info.header.layer;
-            if tops.contains(&layer) || parents.contains(&layer) {
+            if tops.contains(&layer) || parents.contains(&layer) || is_named(layer) {
                 continue;
             }
             if !self.store.read_layer(layer)?.is_changed {
@@ -433,16 +436,33 @@ impl Common {
         rewriting: &mut JournalRewriter<'_>,
         layer: LayerId,
         parent: Option<LayerId>,
+        needed: &BTreeSet<LayerId>,
     ) -> Result<()> {
         let Some(LayerInfo { header, seal: Some(seal), .. }) = self.store.layer(layer) else {
             return Ok(());
         };
-        if header.parent == parent {
+        let kind = match parent {
+            Some(_) => header.kind,
+            None => self.kind_without_parent(&header, needed),
+        };
+        if (header.parent, header.kind) == (parent, kind) {
             return Ok(());
         }
         let (below, tree) = self.load_with_parent(parent, layer)?;
         let time = self.created_first(&header, parent);
-        rewriting.rewrite(Header { parent, time, ..header }, seal, below.edits_to(&tree))
+        rewriting.rewrite(Header { parent, time, kind, ..header }, seal, below.edits_to(&tree))
+    }
+
+    /// The kind of a layer that becomes the bottom of its stack. If an apply began that stack, the
+    /// layer names the nearest needed layer before the apply, so that its lineage stays exact.
+    /// Without such a layer its lineage ends.
+    fn kind_without_parent(&self, header: &Header, needed: &BTreeSet<LayerId>) -> LayerKind {
+        let bottom = self.down_from(header.parent).pop().map_or(header.kind, |l| l.header.kind);
+        let LayerKind::Rebased(_) = bottom else { return header.kind };
+        let older = self.store.lineage_from(header.layer).into_iter().skip(1);
+        let mut older = older.map(|info| info.header.layer);
+        let origin = older.find(|layer| needed.contains(layer));
+        origin.map_or(LayerKind::Continues, LayerKind::Rebased)
     }
 
     /// The creation time of the oldest layer that is merged into this one, down to the layer that

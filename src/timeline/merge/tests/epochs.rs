@@ -1,6 +1,7 @@
 //! Merges of heads between which applies came are what the model says, and the base gets the merged
 //! tree.
 
+use std::collections::BTreeSet;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
@@ -13,8 +14,10 @@ use super::{Op, Program, make_base, path};
 use crate::base::Base;
 use crate::error::Kind;
 use crate::jail::{Jail, Policy};
+use crate::store::record::OpVerb;
 use crate::store::{Store, StoreOptions};
 use crate::timeline::apply::protected::Consent;
+use crate::timeline::gc::Keep;
 use crate::timeline::merge::Rules;
 use crate::timeline::mounts::Mounts;
 use crate::timeline::{Common, Target, Timeline};
@@ -85,6 +88,27 @@ fn step(head: &Timeline, (_, what, op): &Step) {
         },
         _ => Program(head.fs()).run(*op),
     }
+}
+
+/// Applies everything, and collects garbage after two checkpoints. Returns the first of them.
+fn apply_and_collect(head: &Timeline) -> Target {
+    apply(head, &[]);
+    let applied = head.checkpoint(Some("applied".to_owned()), String::new()).unwrap();
+    Program(head.fs()).chmod(&path("top"), 0o640);
+    head.checkpoint(None, String::new()).unwrap();
+    let keep =
+        Keep { operations: 0, checkpoints: None, store_bytes: None, spared: BTreeSet::new() };
+    for _ in 0..2 {
+        head.common().gc(&keep, false).unwrap();
+    }
+    let unsealed = head.common().store().catalog().into_iter().filter(|l| l.seal.is_none());
+    assert_eq!(unsealed.count(), 2, "the upper layers of the two heads");
+    Target { layer: Some(applied), epoch: head.epoch() }
+}
+
+fn restore(head: &Timeline, to: Target) {
+    let sink = &mut |_: &_, _: &_, _| Ok(());
+    head.restore(OpVerb::Restore, to, "there".to_owned(), (Mounts::Refuse, sink)).unwrap();
 }
 
 /// Merges `theirs` into `ours`, and compares the result with the model.
@@ -160,4 +184,37 @@ fn a_file_that_both_heads_edit_around_an_apply_has_both_edits() {
     apply(&heads.main, &[]);
     let in_base = std::fs::read(heads.dir.path().join("base/c/h")).unwrap();
     assert_eq!(in_base, b"try\n");
+}
+
+#[test]
+fn a_merge_is_the_base_of_the_next_one_after_an_apply_and_gc() {
+    let heads = Heads::new();
+    let fork = heads.fork();
+    let (main, other) = (Program(heads.main.fs()), Program(fork.fs()));
+    other.write(&path("of_try"), b"1\n", false);
+    assert!(merged_as_the_model_says(&heads.main, &fork).unwrap());
+    main.remove(&path("of_try"));
+    let applied = apply_and_collect(&heads.main);
+    restore(&heads.main, applied);
+    other.write(&path("later"), b"2\n", false);
+    assert!(merged_as_the_model_says(&heads.main, &fork).unwrap());
+    assert!(main.exists(&path("later")));
+    assert!(!main.exists(&path("of_try")), "main removed it after the first merge");
+}
+
+#[test]
+fn an_undone_merge_does_not_count_after_an_apply_and_gc() {
+    let heads = Heads::new();
+    let begin = heads.main.checkpoint(None, String::new()).unwrap();
+    let begin = Target { layer: Some(begin), epoch: heads.main.epoch() };
+    let fork = heads.fork();
+    let (main, other) = (Program(heads.main.fs()), Program(fork.fs()));
+    other.write(&path("of_try"), b"1\n", false);
+    assert!(merged_as_the_model_says(&heads.main, &fork).unwrap());
+    restore(&heads.main, begin);
+    main.write(&path("of_main"), b"2\n", false);
+    let applied = apply_and_collect(&heads.main);
+    restore(&heads.main, applied);
+    assert!(merged_as_the_model_says(&heads.main, &fork).unwrap());
+    assert!(main.exists(&path("of_try")), "the merge that brought it was undone");
 }

@@ -47,7 +47,7 @@ impl World {
             is_mounted: answer.is_some(),
             unread: Some(self.heads[0].since(&marks)),
             base: None,
-            since: [made; 2],
+            since: made,
         };
         let head = Head { name, at, writers: writers(made), fork: Some(fork) };
         if answer.is_none() {
@@ -108,7 +108,7 @@ impl World {
         let one = &self.checkpoints[self.rng.below(self.checkpoints.len() as u64) as usize];
         let (name, saved) = (one.name.clone(), one.saved.clone());
         let (head, made) = (one.head.clone(), one.made);
-        let comes_from = head == self.heads[at].name && made > self.fork(at).since[1];
+        let comes_from = head == self.heads[at].name && made > self.fork(at).since;
         if !comes_from {
             self.heads[at].fork.as_mut().unwrap().base = None;
         }
@@ -123,7 +123,7 @@ impl World {
     /// bases that the state does not come from.
     pub fn forget_bases(&mut self, to: Option<(&str, u64)>) {
         for fork in self.heads.iter_mut().filter_map(|head| head.fork.as_mut()) {
-            let comes_from = to.is_some_and(|(head, made)| head == "main" && made > fork.since[0]);
+            let comes_from = to.is_some_and(|(head, made)| head == "main" && made > fork.since);
             if !comes_from {
                 fork.base = None;
             }
@@ -174,10 +174,10 @@ impl World {
         let states = states.unwrap_or_else(|why| panic!("after {words:?}: {why}"));
         self.heads[ours].go_on(states);
         let said = said.last().unwrap();
-        if is_whole && !said["before"].is_null() {
+        if is_whole {
             let of = self.heads[fork].fork.as_mut().unwrap();
             of.base = Some(other);
-            of.since[usize::from(ours == fork)] = began;
+            of.since = began;
         }
         if let (0, Some(undo)) = (ours, said["undo"].as_u64()) {
             self.operations.insert(undo, before);

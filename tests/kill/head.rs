@@ -32,8 +32,8 @@ pub struct Fork {
     /// The state that it last had in common with the first head: the merge base. Not known after a
     /// restore to a state that does not come from it.
     pub base: Option<Vec<State>>,
-    /// When the first head, and the fork, last got something that the merge base has.
-    pub since: [u64; 2],
+    /// When the two heads last had that state in common.
+    pub since: u64,
 }
 
 impl Head {

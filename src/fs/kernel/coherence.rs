@@ -14,8 +14,6 @@
 //!   cached attributes stay. For a file that a switch gives back to the base, they are those of the
 //!   record or those that an apply left.
 //! * A name that a switch gave to another node cannot be renamed until its dentry is invalidated.
-//! * The kernel counts links down itself when a name is removed. After a switch that changed a file
-//!   with several names, it looks the name up again before that.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
@@ -27,7 +25,7 @@ use crate::error::{FsError, FsResult};
 use crate::fs::kernel::cached_attrs::{CachedAttrs, Change};
 use crate::fs::kernel::nodes::{NodeState, NodeTable};
 use crate::fs::merged::lower::LowerNode;
-use crate::fs::{Core, Found, Fs, Target};
+use crate::fs::{Core, Fs, Target};
 use crate::tree::Body;
 use crate::types::{Ino, Name, NodeId, TreePath};
 
@@ -58,9 +56,6 @@ pub(in crate::fs) struct Coherence {
     unasked: BTreeSet<NodeId>,
     /// Names that stand for another node since a switch, until their dentries are invalidated.
     switched_names: BTreeSet<(NodeId, Name)>,
-    /// Files that have several names since a switch changed them, until one of these names is to be
-    /// removed.
-    relinked: BTreeSet<NodeId>,
     /// Names by which the kernel knows a file and the tree does not: further hard links of the
     /// base.
     aliases: HashMap<Ino, BTreeSet<(Ino, Name)>>,
@@ -120,7 +115,6 @@ impl Coherence {
     /// The kernel no longer holds a node, so it caches nothing of it.
     pub(in crate::fs) fn forget(&mut self, id: NodeId) {
         self.unasked.remove(&id);
-        self.relinked.remove(&id);
         if self.stale_nodes.remove(&id).is_some() {
             self.update_stale_flag();
         }
@@ -142,25 +136,6 @@ impl Coherence {
         let is_stale =
             !self.switched_names.is_empty() && self.switched_names.contains(&(dir, name.clone()));
         if is_stale { Err(FsError::Stale) } else { Ok(()) }
-    }
-
-    /// Notes the files that have several names since a switch changed them.
-    pub(in crate::fs) fn note_relinked(&mut self, ids: impl IntoIterator<Item = NodeId>) {
-        if self.has_kernel {
-            self.relinked.extend(ids);
-        }
-    }
-
-    /// Refuses once to remove a name of a file with several names after a switch. The kernel's
-    /// count of links can be too low then, and at zero it refuses link(2) for the other names:
-    ///
-    /// * it drops the count in a reply that was under way while the attributes were invalidated;
-    /// * it counts down when it gets the reply to an unlink(2) that came before the switch.
-    ///
-    /// # Errors
-    /// ESTALE: the kernel looks the name up again, takes the count of that reply, and tries again.
-    fn check_link_count(&mut self, id: NodeId) -> FsResult<()> {
-        if self.relinked.remove(&id) { Err(FsError::Stale) } else { Ok(()) }
     }
 
     /// The kernel looks a name up, so its dentry is current again.
@@ -242,12 +217,6 @@ impl Coherence {
 }
 
 impl Core {
-    /// As [`Coherence::check_link_count`], for what stands behind a name.
-    pub(in crate::fs) fn check_link_count(&mut self, found: &Found) -> FsResult<()> {
-        let id = found.ino().and_then(|ino| self.held.id_of(ino));
-        id.map_or(Ok(()), |id| self.coherence.check_link_count(id))
-    }
-
     /// Notes that the kernel asked for the attributes of a node.
     pub(in crate::fs) fn note_getattr(&mut self, id: NodeId, target: &Target) {
         match target {

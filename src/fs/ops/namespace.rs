@@ -165,7 +165,6 @@ impl Fs {
         if core.kind_in(&slot)? == FileKind::Dir {
             return Err(FsError::IsADirectory);
         }
-        core.check_link_count(&slot.found)?;
         core.copy_up_parent(&slot)?;
         core.before_loss(slot.dir(), name, &slot.found, How::Removed);
         let mut edits = core.stage_loss_of_name(slot.dir, name, &slot.found)?;

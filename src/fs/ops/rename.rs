@@ -130,7 +130,6 @@ impl Core {
     fn replace(&mut self, source: &Slot, target: &Slot) -> FsResult<()> {
         let moves_dir = self.kind_in(source)? == FileKind::Dir;
         let removes_dir = self.check_replace(moves_dir, target)?;
-        self.check_link_count(&target.found)?;
         self.copy_up_parent(source)?;
         self.copy_up_parent(target)?;
         let (ino, hides) = self.copy_up_found(source.dir, &source.name, &source.found)?;

@@ -1,13 +1,12 @@
 //! Counts what an operation costs: how often it takes the core lock, and how many base nodes it
-//! looks up. Checks what an operation refuses after a switch.
+//! looks up.
 
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 
 use crate::base::Base;
-use crate::error::FsError;
 use crate::fs::merged::lower::{LOOKUPS, Lower};
-use crate::fs::{Caller, Fs, RenameMode, SetAttr};
+use crate::fs::{Caller, Fs, SetAttr};
 use crate::jail::{Jail, Policy};
 use crate::store::record::LayerKind;
 use crate::store::{Store, StoreOptions};
@@ -107,32 +106,4 @@ fn an_operation_on_names_resolves_its_directory_once() {
     let e = place.file("e");
     assert_eq!(place.cost(|fs| fs.link(e, dir, &name("link")).unwrap()), (1, 3), "name, e, d");
     assert_eq!(place.cost(|fs| fs.unlink(dir, &name("link")).unwrap()), (1, 0));
-}
-
-#[test]
-fn the_first_removal_of_a_hard_link_after_a_switch_is_tried_again() {
-    for is_rename in [false, true] {
-        let Place { _dir, fs, dir } = Place::new();
-        let [one, two, other] = ["one", "two", "other"].map(name);
-        for file in [&one, &other] {
-            fs.mknod(dir, file, 0o644, 0, 0, CALLER).unwrap();
-        }
-        let file = fs.lookup(dir, &one).unwrap().id;
-        fs.link(file, dir, &two).unwrap();
-        let with_two_names = fs.state();
-        let remove = || {
-            fs.lookup(dir, &two).unwrap();
-            if !is_rename {
-                return fs.unlink(dir, &two);
-            }
-            fs.lookup(dir, &other).unwrap();
-            fs.rename(dir, &other, dir, &two, RenameMode::Replace, 0)
-        };
-        assert_eq!(remove(), Ok(()), "the kernel counted the link itself");
-        let upper = fs.store.create_layer(None, "main", Epoch(0), LayerKind::Continues).unwrap();
-        fs.switch(with_two_names, upper).unwrap();
-        assert_eq!(remove(), Err(FsError::Stale));
-        assert_eq!(remove(), Ok(()), "the kernel has looked it up again");
-        assert_eq!(fs.getattr(file).unwrap().meta.nlink, 1);
-    }
 }

@@ -48,8 +48,6 @@ struct SwitchPlan {
     aliases: Vec<(Ino, Vec<(Ino, Name)>)>,
     names: Vec<(Ino, Name)>,
     attrs: Vec<NodeId>,
-    /// Files of `attrs` that have several names in the state after.
-    relinked: Vec<NodeId>,
     within: BTreeSet<NodeId>,
     listings: Vec<NodeId>,
 }
@@ -166,9 +164,6 @@ impl Core {
         }
         if attrs_differ((before, &old), (after, &new)) {
             plan.attrs.push(id);
-            if after.attr(&new).is_none_or(has_several_names) {
-                plan.relinked.push(id);
-            }
             plan.within.extend(names.iter().filter_map(|(dir, _)| self.held.id_of(*dir)));
         }
         if switch.compare_listings {
@@ -178,8 +173,9 @@ impl Core {
         // The kernel still knows it by names that the tree after does not have. Of a node that only
         // the base has, and under one name, the base path says enough.
         let unknown = names_without(&before.tree, &after.tree, ino);
+        let has_one_name = |attr: Attr| attr.kind == FileKind::Dir || attr.meta.nlink <= 1;
         if !unknown.is_empty()
-            && (after.tree.node(ino).is_some() || before.attr(&old).is_some_and(has_several_names))
+            && (after.tree.node(ino).is_some() || !before.attr(&old).is_none_or(has_one_name))
         {
             plan.aliases.push((ino, unknown));
         }
@@ -230,7 +226,6 @@ impl Core {
         let (orphans, recorded) =
             (std::mem::take(&mut plan.orphans), std::mem::take(&mut plan.recorded));
         let left_to_base = std::mem::take(&mut plan.left_to_base);
-        self.coherence.note_relinked(std::mem::take(&mut plan.relinked));
         let invalidations = plan.into_invalidations(|ino| self.held.id_of(ino));
         self.coherence.note_switched_names(&invalidations.names);
         self.links.cut_off(&self.held, &orphans.iter().map(|orphan| orphan.id).collect());
@@ -309,11 +304,6 @@ impl SwitchPlan {
             within: self.within,
         }
     }
-}
-
-/// Whether a node is a file with hard links.
-fn has_several_names(attr: Attr) -> bool {
-    attr.kind != FileKind::Dir && attr.meta.nlink > 1
 }
 
 /// The names of a node that the tree before has and the tree after does not.

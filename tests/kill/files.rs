@@ -332,7 +332,7 @@ pub fn perform(root: &Path, op: &Op) -> io::Result<u64> {
         Op::Rename(from, to) => fs::rename(at(from), at(to)).map(|()| 0),
         Op::Mkdir(path) => fs::create_dir(at(path)).map(|()| 0),
         Op::Rmdir(path) => fs::remove_dir(at(path)).map(|()| 0),
-        Op::Link(from, to) => fs::hard_link(at(from), at(to)).map(|()| 0),
+        Op::Link(from, to) => link(&at(from), &at(to)).map(|()| 0),
         Op::Symlink(path, text) => std::os::unix::fs::symlink(text, at(path)).map(|()| 0),
         Op::Chmod(path, mode) => {
             fs::set_permissions(at(path), fs::Permissions::from_mode(*mode)).map(|()| 0)
@@ -341,6 +341,18 @@ pub fn perform(root: &Path, op: &Op) -> io::Result<u64> {
             jailfs::internals::sys::xattr::set(&File::open(at(path))?, ATTR, &value.to_le_bytes())
                 .map(|()| 0)
         }
+    }
+}
+
+/// Makes a hard link. The kernel's count of links can be too low after a stat(2) beside an
+/// unlink(2). At zero it answers ENOENT without asking. The next stat(2) gets the right count.
+fn link(from: &Path, to: &Path) -> io::Result<()> {
+    match fs::hard_link(from, to) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            let about = fs::symlink_metadata(from)?;
+            if about.nlink() > 0 { fs::hard_link(from, to) } else { Err(error) }
+        }
+        other => other,
     }
 }
 

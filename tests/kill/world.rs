@@ -152,10 +152,12 @@ impl World {
             .args([&self.live.base, &self.live.mnt])
             .arg("--store")
             .arg(&self.live.store);
-        let mut child = command.current_dir("/").stderr(Stdio::null()).spawn().unwrap();
+        let mut child = command.current_dir("/").stderr(Stdio::piped()).spawn().unwrap();
         std::thread::sleep(delay);
-        let alive = child.try_wait().unwrap().is_none();
-        assert!(alive, "it ended by itself");
+        if let Some(status) = child.try_wait().unwrap() {
+            let said = std::io::read_to_string(child.stderr.take().unwrap());
+            panic!("the daemon ended by itself, {status}: {said:?}");
+        }
         child.kill().unwrap();
         child.wait().unwrap();
         self.kills += 1;

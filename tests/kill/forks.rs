@@ -263,7 +263,11 @@ fn three_way(base: &State, ours: &State, theirs: &State) -> Option<State> {
         return Some(ours.clone());
     }
     if is_same(base, ours) {
-        return Some(theirs.clone());
+        // A new file in the place of one that is gone counts as an edit, and keeps that number.
+        return Some(match theirs.clone() {
+            State::Tree(tree) => State::Tree(tree.without_numbers()),
+            other => other,
+        });
     }
     let (State::Numbers(base), State::Numbers(ours), State::Numbers(theirs)) = (base, ours, theirs)
     else {

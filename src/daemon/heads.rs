@@ -54,6 +54,8 @@ struct Table {
     racing: Vec<Arc<Sandbox>>,
     /// Nothing more is mounted.
     is_ending: bool,
+    /// Whether a signal has asked for the end.
+    is_ended_by_signal: bool,
     /// The clients that have unmounted the last head. They wait until the store is closed.
     waiting: Vec<Arc<Waiting>>,
 }
@@ -72,6 +74,7 @@ impl Heads {
             root,
             racing: Vec::new(),
             is_ending: false,
+            is_ended_by_signal: false,
             waiting: Vec::new(),
         };
         Heads {
@@ -291,7 +294,10 @@ impl Heads {
     /// Unmounts all heads because of a signal, and mounts nothing more. A mount in use is detached,
     /// and ends with its last user.
     pub(super) fn unmount_on(&self, signal: Signal) {
-        self.table.lock().is_ending = true;
+        {
+            let mut table = self.table.lock();
+            (table.is_ending, table.is_ended_by_signal) = (true, true);
+        }
         let mounted = self.mounted();
         // A mount in use takes a while.
         thread::scope(|scope| {
@@ -304,6 +310,11 @@ impl Heads {
                 }
             }
         });
+    }
+
+    /// Whether a signal has asked for the end. Then the mounts of attempts end at once.
+    pub(super) fn is_ended_by_signal(&self) -> bool {
+        self.table.lock().is_ended_by_signal
     }
 
     /// Keeps the store open until the race of a head is over.

@@ -176,6 +176,11 @@ impl Conversation for Visit {
     fn answer(&mut self, call: Call, peer: Peer) -> Result<Answered> {
         let head = self.door.meant(call.head, peer)?;
         self.door.check(&head, &call.message, peer)?;
+        if self.race.is_some() && self.heads.is_ended_by_signal() {
+            // The attempts have lost their mounts. None wins, and the forks are abandoned.
+            return Err(Error::new(Kind::Failed, "run a race", "a signal ends the daemon")
+                .hint("the forks of the attempts stay; 'jailfs forks' lists them"));
+        }
         match (call.message, &self.race) {
             (Message::Race(RaceOrder::Begin(attempts)), None) => {
                 let race = self.begin_race(&head, attempts, peer)?;

@@ -2,6 +2,7 @@
 
 use std::io::{Seek, SeekFrom, Write};
 use std::os::fd::OwnedFd;
+use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
@@ -206,9 +207,7 @@ fn a_daemon_that_is_killed_during_a_race_loses_nothing() {
     until("both commands run", || processes(b"sleep\x0068.").len() == 2);
     let sleepers = processes(b"sleep\x0068.");
     signal(place.daemon(), Signal::SIGKILL);
-    // The commands may run on without a tree; the client ends them when it is asked to.
-    signal(i32::try_from(running.id()).unwrap(), Signal::SIGTERM);
-    running.wait().expect("it ends");
+    running.wait().expect("it ends by itself");
     until("no command lives", || !sleepers.iter().any(|pid| lives(*pid)));
     place.ok("", "mount base mnt");
     assert_eq!(place.read("mnt/mine"), "mine\n");
@@ -218,6 +217,69 @@ fn a_daemon_that_is_killed_during_a_race_loses_nothing() {
     assert_eq!(heads(&place), ["main"]);
     place.umount();
     assert!(!place.ok("base", "check --read-data").is_empty());
+}
+
+#[test]
+fn a_daemon_that_a_signal_ends_during_a_race_loses_nothing() {
+    for asked in [Signal::SIGTERM, Signal::SIGINT] {
+        let place = Place::new();
+        place.mount();
+        place.write("mnt/mine", "mine\n");
+        let script = "echo $JAILFS_ATTEMPT > n; sync n; exec sleep 69.$JAILFS_ATTEMPT";
+        let mut running = start_in_mount(&place, "--forks 3 --jobs 2 --keep-forks", script);
+        until("both commands run", || processes(b"sleep\x0069.").len() == 2);
+        let (sleepers, daemon) = (processes(b"sleep\x0069."), place.daemon());
+        signal(daemon, asked);
+        let status = running.wait().expect("it ends by itself");
+        assert!(status.code().is_some_and(|code| code != 0), "{asked}: {status}");
+        until("no command lives", || !sleepers.iter().any(|pid| lives(*pid)));
+        until("the daemon ends", || !lives(daemon));
+        assert!(!place.is_mounted("mnt"), "{asked}");
+        place.ok("", "mount base mnt");
+        assert_eq!(place.read("mnt/mine"), "mine\n");
+        let forks = place.json("mnt", "forks");
+
+        let left: Vec<&str> = forks
+            .iter()
+            .filter(|one| one["abandoned"] == true)
+            .map(|one| one["name"].as_str().expect("a name"))
+            .collect();
+        assert_eq!(left.len(), 3, "{forks:?}");
+        let tries = left.iter().map(|head| place.say("mnt", &format!("show {head}@:n")).out);
+        assert_eq!(tries.collect::<Vec<_>>(), ["1\n", "2\n", ""]);
+        place.ok("mnt", "fork --drop --abandoned");
+        assert_eq!(heads(&place), ["main"]);
+        place.umount();
+        assert!(!place.ok("base", "check --read-data").is_empty());
+    }
+}
+
+#[test]
+fn an_interrupt_of_a_race_in_a_mount_drops_its_forks_only() {
+    for asked in [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP] {
+        let place = Place::new();
+        place.mount();
+        place.write("mnt/mine", "mine\n");
+        place.ok("mnt", "fork other");
+        let script = "trap '' INT TERM HUP; echo > n; echo > mine; $JAILFS checkpoint made
+            $JAILFS fork side$JAILFS_ATTEMPT; exec sleep 70.$JAILFS_ATTEMPT";
+        let mut running = start_in_mount(&place, "--forks 3 --jobs 2 --keep-forks", script);
+        until("both commands run", || processes(b"sleep\x0070.").len() == 2);
+        let sleepers = processes(b"sleep\x0070.");
+        place.write("mnt/late", "late\n");
+        signal(i32::try_from(running.id()).unwrap(), asked);
+        let status = running.wait().expect("it ends");
+        let code = status.code().or(status.signal().map(|number| 128 + number));
+        assert_eq!(code, Some(128 + asked as i32), "{asked}: {status}");
+        assert!(!sleepers.iter().any(|pid| lives(*pid)), "{asked}: a command lives");
+        assert_eq!(heads(&place), ["main", "other"], "{asked}");
+        let log = place.json("mnt", "log");
+        assert!(log.iter().all(|one| one["name"] != "made"), "{asked}: {log:?}");
+        assert_eq!(place.read("mnt/mine") + &place.read("mnt/late"), "mine\nlate\n");
+        assert!(!place.exists("mnt/n"), "{asked}");
+        place.umount();
+        assert!(!place.ok("base", "check --read-data").is_empty());
+    }
 }
 
 #[test]

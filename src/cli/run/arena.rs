@@ -57,6 +57,18 @@ impl<'a> Arena<'a> {
         &self.start
     }
 
+    /// Fails if the attempts are not served any more, because the daemon was killed or a signal
+    /// ends it.
+    ///
+    /// # Errors
+    /// Those of the daemon.
+    pub(super) fn check(&self) -> Result<()> {
+        match &self.server {
+            ArenaServer::Here(_) => Ok(()),
+            ArenaServer::Daemon(daemon) => daemon.check(),
+        }
+    }
+
     /// Handles a request in the head of an attempt.
     ///
     /// # Errors

@@ -74,6 +74,16 @@ impl Daemon {
         client.call(request)
     }
 
+    /// Fails if the daemon serves no attempts any more. Succeeds while it handles another call.
+    ///
+    /// # Errors
+    /// Those of the daemon.
+    pub(super) fn check(&self) -> Result<()> {
+        let Some(mut client) = self.client.try_lock() else { return Ok(()) };
+        client.set_head(Some(self.head.clone()));
+        client.mounts().map(drop)
+    }
+
     /// Gives an order that is about a head of a race.
     ///
     /// # Errors

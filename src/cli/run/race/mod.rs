@@ -24,7 +24,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
 
@@ -51,6 +51,8 @@ use track::Track;
 
 /// How often the table is drawn again, and how long a signal waits.
 const TICK: Duration = Duration::from_millis(100);
+/// How often a race looks whether its attempts are still served.
+const CHECK_EVERY: Duration = Duration::from_secs(1);
 /// The exit code if there is no winner.
 const NO_WINNER: Outcome = Outcome::Ended(End::Exited(1));
 /// The operations whose states the collection after a race keeps, as `jailfs gc` does.
@@ -202,6 +204,7 @@ impl Race<'_> {
     /// Collects the results. Ends the race when it is decided, or at a signal.
     fn wait(&self, results: &mpsc::Receiver<Finished>, stopper: &Stopper) -> Result<Over> {
         let mut over = Over { finished: Vec::new(), winner: None, interrupt: None };
+        let (mut lost, mut checked) = (None, Instant::now());
         loop {
             match results.recv_timeout(TICK) {
                 Ok(one) => {
@@ -212,7 +215,12 @@ impl Race<'_> {
                     over.winner = winner(&self.plan.pick, &over.finished);
                 }
                 Err(RecvTimeoutError::Timeout) => self.screen.tick(),
-                Err(RecvTimeoutError::Disconnected) => return Ok(over),
+                Err(RecvTimeoutError::Disconnected) => return lost.map_or(Ok(over), Err),
+            }
+            if lost.is_none() && checked.elapsed() >= CHECK_EVERY {
+                // Commands without a tree must not run on, and none of them wins.
+                lost = self.arena.check().inspect_err(|_| stopper.stop()).err();
+                checked = Instant::now();
             }
             if let Some(signal) = self.interrupts.next()? {
                 over.interrupt.get_or_insert(signal);

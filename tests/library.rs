@@ -17,7 +17,7 @@ use jailfs::error::{Error, FsError};
 use jailfs::internals::fs::{Caller, RenameMode, SetAttr, SetXattr};
 use jailfs::internals::store::Store;
 use jailfs::internals::store::record::{OpRecord, OpVerb};
-use jailfs::internals::sys::failpoint;
+use jailfs::internals::sys::failpoint::{self, Failpoint};
 use jailfs::sandbox::{ChangeKind, Detail, Reply, Request, Rev};
 use jailfs::sandbox::{Sandbox, StoreOptions};
 use jailfs::types::{Epoch, LayerId, Name, NodeId, Timestamp, TreePath};
@@ -764,22 +764,43 @@ fn a_restore_whose_publishing_fails_says_whether_it_was_done() {
     }
 }
 
-/// A sync has three steps: the content, the identities, the records.
+/// Of a sync of many bytes, the content comes first.
+#[test]
+fn a_sync_of_few_bytes_is_one_sync_of_the_disk() {
+    let place = Place::new();
+    let sandbox = place.open();
+    put(&sandbox, "f", "first");
+    sandbox.fs().sync().unwrap();
+    let file = id(&sandbox, "f");
+    let syncs = |bytes: &[u8]| {
+        let (synced, calls) = failpoint::trace(|| {
+            sandbox.fs().write(file, 0, bytes, false).unwrap();
+            sandbox.fs().sync()
+        });
+        synced.unwrap();
+        calls.iter().filter(|(call, _)| *call == Failpoint::StoreSync).count()
+    };
+    let small: usize = (0..100).map(|n| syncs(&[n; 100])).sum();
+    assert_eq!(small, 100);
+    assert_eq!((syncs(&[7; 100_000]), syncs(&[8; 100])), (2, 1));
+}
+
+/// A sync of few bytes has one step, the records; a sync of many has the content before it.
 #[test]
 fn a_sync_without_space_is_reported_and_the_next_one_makes_up_for_it() {
     let place = Place::new();
     let sandbox = place.open();
     for errno in ["EDQUOT", "ENOSPC"] {
         let wanted = if errno == "EDQUOT" { nix::libc::EDQUOT } else { nix::libc::ENOSPC };
-        for first in 1..=3 {
-            let name = format!("{errno}{first}");
-            put(&sandbox, &name, "written");
+        for (first, times) in [(1, 1), (2, 1), (1, 20_000), (2, 20_000), (3, 20_000)] {
+            let name = format!("{errno}{first} of {times}");
+            put(&sandbox, &name, &"written".repeat(times));
             let result = failpoint::with(&format!("fail:store.sync:{first}+:{errno}"), || {
                 sandbox.fs().sync()
             });
             match result.map_err(Error::from) {
                 Err(error) => assert_eq!(error.errno, Some(wanted), "{name}"),
-                Ok(()) => assert!(first > 2, "{name}: there are fewer steps"),
+                Ok(()) => assert!(first > 2 || times == 1 && first > 1, "{name}: fewer steps"),
             }
             // The reserve is for it, so one failure is never too much.
             let file = id(&sandbox, &name);
@@ -795,17 +816,24 @@ fn a_sync_without_space_is_reported_and_the_next_one_makes_up_for_it() {
     }
     drop(sandbox);
     assert!(Sandbox::check_store(&place.store, true).unwrap().problems.is_empty());
-    assert_eq!(get(&place.open(), "EDQUOT2"), "more of it");
+    assert_eq!(get(&place.open(), "EDQUOT2 of 1"), "more of it");
 }
 
 #[test]
 fn after_a_failed_sync_nothing_is_promised_and_the_next_start_shows_what_was_synced() {
-    for failing in ["fail:store.sync:1:EIO", "fail:store.sync:2:EIO"] {
+    // Many bytes are synced first, few with their records.
+    for (times, failing, lost) in [
+        (1, "fail:store.sync:1:EIO", b"ws"),
+        (20_000, "fail:store.sync:1:EIO", b"ws"),
+        // The pool was synced.
+        (20_000, "fail:store.sync:2:EIO", b"ww"),
+    ] {
+        let written = "written".repeat(times);
         let place = Place::new();
         let sandbox = place.open();
         put(&sandbox, "f", "synced");
         sandbox.fs().sync().unwrap();
-        put(&sandbox, "f", "written");
+        put(&sandbox, "f", &written);
         let result = failpoint::with(failing, || sandbox.fs().sync());
         assert!(result.is_err(), "{failing}");
         // By now the host would report success.
@@ -819,20 +847,20 @@ fn after_a_failed_sync_nothing_is_promised_and_the_next_start_shows_what_was_syn
         }
         let request = Request::Checkpoint { name: None, message: String::new() };
         assert!(sandbox.handle(request).is_err(), "{failing}");
-        assert_eq!(get(&sandbox, "f"), "written", "the content can be copied out");
+        assert_eq!(get(&sandbox, "f"), written, "the content can be copied out");
         let Reply::Status(status) = sandbox.handle(Request::Status).unwrap() else {
             panic!("no status")
         };
         assert!(status.sync_failed);
         drop(sandbox);
-        // As if the host had lost it.
+        // As if the host had lost it, and bytes that only the journal has for certain.
         let pool = place.store.join("layers/00000001/pool");
-        let lost = host::read(&pool)
+        let left = host::read(&pool)
             .unwrap()
             .iter()
-            .map(|byte| if *byte == b'w' { 0 } else { *byte })
+            .map(|byte| if lost.contains(byte) { 0 } else { *byte })
             .collect::<Vec<u8>>();
-        host::write(&pool, lost).unwrap();
+        host::write(&pool, left).unwrap();
         let sandbox = place.open();
         assert_eq!(get(&sandbox, "f"), "synced", "{failing}");
         put(&sandbox, "f", "again");

@@ -13,11 +13,12 @@
     reason = "a test fails by panicking, and prints its figures"
 )]
 
-#[expect(dead_code, reason = "other tests use the rest of it")]
 #[path = "power/disk.rs"]
 mod disk;
 #[path = "power/heads.rs"]
 mod heads;
+#[path = "power/redo.rs"]
+mod redo;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};

@@ -74,10 +74,10 @@ impl Fs {
         if !self.store.durable() {
             return Ok(());
         }
-        let work = self.core().upper.begin_sync();
-        if let Some(work) = work {
-            self.sync_step(|| work.sync_pool())?;
-        }
+        // Also if all records are synced: the bytes of some may be in the old journal only.
+        let work = self.core().upper.sync_work();
+        self.sync_step(|| work.sync_pool())?;
+        self.core().upper.note_pool_synced(&work);
         Ok(self.sync_identities()?)
     }
 

@@ -3,6 +3,7 @@
 //! Always true:
 //! * One sync, seal or journal rewrite runs at a time, behind the sync gate. Callers that wait for
 //!   the gate often find their work done by the sync before.
+//! * A sync of few bytes is one fdatasync(2), of the journal. Otherwise the pool is synced first.
 //! * No sync succeeds while a layer below is not sealed, or the last journal exchange is not
 //!   synced.
 //! * After a failed fsync nothing can be changed any more, because the host may have dropped the
@@ -13,7 +14,7 @@ use crate::error::{FsResult, Result};
 use crate::fs::edits::{EditHistory, LogMark};
 use crate::fs::{Core, Fs};
 use crate::store::io::fsync_probe::Unsynced;
-use crate::store::layer::{JournalExchange, Upper};
+use crate::store::layer::{JournalExchange, SyncWork, Upper};
 
 /// The work to do before the next sync or seal succeeds. A lock around it is the sync gate.
 #[derive(Default)]
@@ -33,31 +34,49 @@ impl Fs {
         if !self.store.durable() {
             return Ok(());
         }
+        let (end, mark) = {
+            let core = self.core();
+            (core.upper.journal_end(), core.edits.as_ref().map(EditHistory::log_mark))
+        };
         let mut gate = self.sync_gate.lock();
         self.finish_pending(&mut gate)?;
-        let (work, mark) = {
+        let mut work = {
             let mut core = self.core();
-            let mark = core.edits.as_ref().map(EditHistory::log_mark);
-            let Some(work) = core.upper.begin_sync() else {
+            // A sync that another caller waited for may cover this call, even if there are new
+            // records since.
+            let work = if core.upper.has_synced(&end) { None } else { core.upper.begin_sync() };
+            let Some(work) = work else {
                 if !core.upper.is_failed() {
                     core.note_edits_synced(mark);
                 }
                 return Ok(());
             };
-            (work, mark)
+            work
         };
         if work.in_doubt {
             self.sync_step(|| work.sync_journal())?;
             self.core().upper.mark_synced(&work);
         }
-        self.sync_step(|| work.sync_pool())?;
         self.sync_identities()?;
-        self.store.with_reserve(|| self.core().upper.pool_synced(&work))?;
+        self.sync_step(|| work.check_pool())?;
+        if !self.append_redo(&mut work) {
+            self.sync_step(|| work.sync_pool())?;
+            self.sync_identities()?;
+            self.store.with_reserve(|| self.core().upper.pool_synced(&mut work))?;
+        }
         self.sync_step(|| work.sync_journal())?;
         let mut core = self.core();
         core.upper.journal_synced(&work);
         core.note_edits_synced(mark);
         Ok(())
+    }
+
+    /// Appends a mark with the unsynced bytes of the pool, if they are few and the inode numbers of
+    /// all records are synced.
+    fn append_redo(&self, work: &mut SyncWork) -> bool {
+        let mut core = self.core();
+        let are_numbers_synced = self.store.identities().try_lock().is_some_and(|i| i.is_synced());
+        are_numbers_synced && core.upper.append_redo(work)
     }
 
     /// Refuses all further changes. Completed operations stay.

@@ -12,7 +12,8 @@
 //!
 //! Always true:
 //! * After a power cut, an edit is valid only if a later [`EditsLogRecord::SyncedTo`] covers its
-//!   record.
+//!   record. Its bytes are then in a pool, or come back to it from the journal of the layer before
+//!   any edit is read ([`crate::store::layer::redo`]).
 //! * Before content of an edit is freed, the log records, synced, that the edit no longer
 //!   refers to it, or is dropped ([`EditsLog::begin_secure`]). So an edit that is read refers to
 //!   its own bytes.
@@ -155,7 +156,7 @@ pub enum EditsLogRecord {
         /// The newest of them.
         upto: u32,
     },
-    /// The pool bytes of this many of the first records are synced.
+    /// The pool bytes of this many of the first records survive a power cut.
     SyncedTo(u64),
     /// All edits of a path, in a rewritten log.
     List {

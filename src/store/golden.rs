@@ -213,6 +213,7 @@ fn other_records_of_a_journal() {
         (Record::SyncedTo(300), "08fb2c01"),
         (Record::Compact, "09"),
         (Record::SyncFailed(300), "0afb2c01"),
+        (Record::Redo(vec![PoolBytes { at: 4096, bytes: b"abc".to_vec() }]), "0b01fb001003616263"),
     ]);
 }
 

@@ -280,6 +280,11 @@ impl Identities {
         Ok(())
     }
 
+    /// Whether all records are known to survive a power cut.
+    pub fn is_synced(&self) -> bool {
+        self.synced >= self.log.count()
+    }
+
     /// How many records are known to survive a power cut.
     pub fn synced_count(&self) -> u64 {
         self.synced
@@ -296,7 +301,7 @@ impl Identities {
     /// # Errors
     /// As [`Log::append`] and [`Log::sync`].
     pub fn sync(&mut self) -> Result<()> {
-        if self.synced < self.log.count() {
+        if !self.is_synced() {
             if self.in_doubt {
                 // The last process may have been killed during a sync, or a sync found no space. A
                 // second mark proves that everything before the first one is on disk, so the first

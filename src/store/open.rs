@@ -160,6 +160,7 @@ impl Store {
         };
         store.keep_ledger(ledger, counts);
         store.begin_reserve();
+        store.redo(&found.redo)?;
         Ok(store)
     }
 }
@@ -187,6 +188,8 @@ struct FoundLayers {
     catalog: BTreeMap<LayerId, LayerInfo>,
     /// Layers without a whole header, and the error of reading each.
     incomplete: Vec<(LayerId, Error)>,
+    /// Layers whose pools may lack bytes that their journals have.
+    redo: Vec<LayerId>,
     /// One more than the highest number in use.
     next_layer: u32,
 }
@@ -200,10 +203,13 @@ impl FoundLayers {
         }
         let ids = layers.directories()?;
         layers.remove_leftovers(&ids)?;
-        let mut incomplete = Vec::new();
+        let (mut incomplete, mut redo) = (Vec::new(), Vec::new());
         for id in ids.iter().copied().filter(|id| !layers.archived.has(*id)) {
             match journal::read_info(layers, id, trust) {
-                Ok(info) => drop(catalog.insert(id, info)),
+                Ok((info, has_redo)) => {
+                    catalog.insert(id, info);
+                    redo.extend(has_redo.then_some(id));
+                }
                 Err(error) if error.kind == Kind::Damage && journal::is_incomplete(layers, id)? => {
                     incomplete.push((id, error));
                 }
@@ -211,7 +217,7 @@ impl FoundLayers {
             }
         }
         let last = ids.last().max(catalog.keys().last()).map_or(0, |id| id.0);
-        Ok(FoundLayers { catalog, incomplete, next_layer: last + 1 })
+        Ok(FoundLayers { catalog, incomplete, redo, next_layer: last + 1 })
     }
 
     fn sealed(&self) -> BTreeSet<LayerId> {

@@ -7,6 +7,7 @@ use std::collections::BTreeSet;
 
 use serde::{Deserialize, Serialize};
 
+use crate::store::io::codec;
 use crate::store::io::writer::Writer;
 use crate::tree::{Edit, Node, Source};
 use crate::types::{BaseMark, ByteRange, Epoch, Fingerprint, Ino, LayerId, Timestamp, TreePath};
@@ -103,6 +104,16 @@ pub struct Left {
     pub print: Option<Fingerprint>,
 }
 
+/// Bytes of a pool.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PoolBytes {
+    /// The address of the first one.
+    pub at: u64,
+    /// The bytes.
+    #[serde(with = "codec::bytes")]
+    pub bytes: Vec<u8>,
+}
+
 /// A record of a layer's journal.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Record {
@@ -131,6 +142,9 @@ pub enum Record {
     Compact,
     /// A sync failed. Only this many of the first records were synced before.
     SyncFailed(u64),
+    /// Everything before this record survives a power cut if this record does. The pool bytes that
+    /// no sync of the pool has covered are in it, or in such a record before it.
+    Redo(Vec<PoolBytes>),
 }
 
 /// The content of the file of a head.

@@ -50,7 +50,7 @@ impl Store {
         let layer = header.layer;
         self.publish_records(JOURNAL, header, seal, edits)
             .map_err(|e| e.during(format!("rewrite layer {layer}")))?;
-        let info = journal::read_info(&self.layers, layer, &self.trust)?;
+        let (info, _) = journal::read_info(&self.layers, layer, &self.trust)?;
         let before = self.state.lock().catalog.insert(layer, info);
         let said = before.and_then(|info| Some(Lowered::of(&info.header, info.seal.as_ref()?)));
         let says = Lowered::of(header, seal);

@@ -74,6 +74,19 @@ pub fn sync_file_range_all<Fd: AsFd>(fd: Fd) -> io::Result<()> {
     Ok(())
 }
 
+/// Fails with the error of a page that the kernel could not write since this descriptor last
+/// reported one (sync_file_range(2) with SYNC_FILE_RANGE_WAIT_BEFORE, which reports the errors of
+/// the whole file). Waits only if the first page is being written.
+///
+/// # Errors
+/// Those of sync_file_range(2).
+pub fn writeback_error<Fd: AsFd>(fd: Fd) -> io::Result<()> {
+    let flags = libc::SYNC_FILE_RANGE_WAIT_BEFORE;
+    // SAFETY: sync_file_range(2) takes numbers only; the descriptor is borrowed for the call.
+    Errno::result(unsafe { libc::sync_file_range(fd.as_fd().as_raw_fd(), 0, 1, flags) })?;
+    Ok(())
+}
+
 /// Frees the blocks of `range`. They then read as zeros, and the size stays (fallocate(2) with
 /// FALLOC_FL_PUNCH_HOLE).
 ///

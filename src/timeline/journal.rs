@@ -329,6 +329,30 @@ mod tests {
         assert!(shortened >= 2, "{shortened} times");
     }
 
+    /// A small sync copies the bytes that it covers into the journal.
+    #[test]
+    fn syncs_do_not_make_the_journal_long() {
+        let dir = tempfile::tempdir().unwrap();
+        let first = timeline(dir.path());
+        let file = make(&first, "file");
+        let (tell, notice) = std::sync::mpsc::channel();
+        first.fs.set_journal_notice(Some(Box::new(move || tell.send(()).unwrap())));
+        let (mut longest, mut shortened) = (0, 0);
+        for round in 0..500_u64 {
+            first.fs.write(file, 0, &vec![round as u8; 60_000], false).unwrap();
+            first.fs.sync().unwrap();
+            longest = longest.max(journal_len(&first));
+            if notice.try_recv().is_ok() {
+                first.shorten_journal(Effort::WhereItPays).unwrap();
+                shortened += 1;
+            }
+        }
+        assert!(longest > SMALL_JOURNAL && longest < 2 * SMALL_JOURNAL, "{longest} bytes");
+        assert!(shortened >= 2, "{shortened} times");
+        drop(first);
+        assert_eq!(read(&timeline(dir.path()), "file"), vec![243; 60_000]);
+    }
+
     /// The look comes although the journal has not grown.
     #[test]
     fn a_tree_that_lost_many_entries_gives_notice() {

@@ -113,7 +113,8 @@ pub fn read_history(store: &Store) -> Result<PreHistory> {
                 | Record::SyncedTo(_)
                 | Record::Seal(_)
                 | Record::Abandoned
-                | Record::SyncFailed(_) => {}
+                | Record::SyncFailed(_)
+                | Record::Redo(_) => {}
             }
         }
         history.resize(index_in_history(info.header.epoch), Arc::clone(&collected));

@@ -12,6 +12,7 @@ pub mod live_ranges;
 pub mod pool;
 pub(in crate::store) mod read_epochs;
 pub mod remap;
+pub(in crate::store) mod unsynced;
 
 use std::fs::File;
 use std::io;

@@ -12,6 +12,7 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::sync::Arc;
 
+use crate::store::content::unsynced::UnsyncedRanges;
 use crate::store::io::disk;
 use crate::types::{ByteRange, Ino, LayerId};
 
@@ -51,6 +52,8 @@ pub struct PoolWriter {
     windows: HashMap<Ino, Window>,
     /// Counts allocations, to find the windows that were not used for long.
     uses: u64,
+    /// The ranges that a power cut may take.
+    pub(in crate::store) unsynced: UnsyncedRanges,
 }
 
 impl PoolWriter {
@@ -60,7 +63,8 @@ impl PoolWriter {
     /// As fstat(2).
     pub fn new(layer: LayerId, file: Arc<File>) -> std::io::Result<PoolWriter> {
         let next = block_ceil(file.metadata()?.len());
-        Ok(PoolWriter { layer, file, next, windows: HashMap::new(), uses: 0 })
+        let (windows, unsynced) = (HashMap::new(), UnsyncedRanges::default());
+        Ok(PoolWriter { layer, file, next, windows, uses: 0, unsynced })
     }
 
     /// The layer of the pool.
@@ -147,7 +151,9 @@ impl PoolWriter {
     ///
     /// # Errors
     /// As pwrite(2).
-    pub fn write(&self, offset: u64, bytes: &[u8]) -> std::io::Result<()> {
+    pub fn write(&mut self, offset: u64, bytes: &[u8]) -> std::io::Result<()> {
+        // Also if the write fails: it may have written a part.
+        self.unsynced.note(ByteRange::at(offset, bytes.len() as u64));
         disk::write_at(&self.file, bytes, offset)
     }
 }

@@ -111,6 +111,13 @@ pub(in crate::store) fn sync(file: &File) -> io::Result<()> {
     Ok(())
 }
 
+/// Fails if the kernel could not write bytes of a file. Does not wait for the disk, but for a page
+/// at the beginning (sync_file_range(2)).
+pub(in crate::store) fn check_written(file: &File) -> io::Result<()> {
+    look()?;
+    crate::sys::file::writeback_error(file)
+}
+
 /// Renames within a directory, over the new name if it exists (renameat(2)).
 pub(in crate::store) fn rename(dir: impl AsFd, from: &str, to: &str) -> io::Result<()> {
     failpoint::hit(Failpoint::StoreRename)?;

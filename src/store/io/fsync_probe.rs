@@ -55,6 +55,14 @@ impl FsyncProbe {
         disk::sync(file).map_err(|error| self.judge(error))
     }
 
+    /// Fails if the kernel could not write a page of the file since the last sync.
+    ///
+    /// # Errors
+    /// As fdatasync(2): the page may be lost.
+    pub(in crate::store) fn check(&self, file: &File) -> Result<(), Unsynced> {
+        disk::check_written(file).map_err(Unsynced::Lost)
+    }
+
     fn judge(&self, error: io::Error) -> Unsynced {
         let is_full = [Errno::ENOSPC, Errno::EDQUOT]
             .map(|errno| Some(errno as i32))

@@ -5,9 +5,10 @@
 //! * Another [`Writer`] wrote the journal: the machine was booted, or the filesystem mounted,
 //!   since. A power cut may have lost what was not synced, a journal page or a pool page alike. The
 //!   journal is then valid up to the last synced record, and beyond it up to the first record that
-//!   refers to pool bytes.
+//!   refers to pool bytes. Before the pool is read, the bytes of the synced `Redo` records are
+//!   written to it again ([`redo`](super::redo)).
 //! * A sync failed: the journal is valid up to the last synced record. The kernel may have dropped
-//!   the pages that it could not write.
+//!   the pages that it could not write, also pages of the pool.
 //!
 //! A bad frame with good frames behind it is the work of a power cut only in a layer that may not
 //! be synced to its end; in every other layer it is damage.
@@ -51,6 +52,8 @@ pub struct LayerContents {
     pub(super) synced: usize,
     /// Whether the valid records say so themselves. The mark can be behind the last valid record.
     pub(super) is_marked: bool,
+    /// The number of the first `Redo` whose bytes the pool may have lost.
+    pub(super) redo_from: Option<usize>,
 }
 
 impl LayerContents {
@@ -196,7 +199,8 @@ fn read_log(layers: &Layers, layer: LayerId, name: &str, trust: &Trust) -> Resul
     let is_changed = marks.first_change.is_some_and(|first| first < frames.count());
     let is_marked = synced <= SYNCED_AT_BIRTH || marks.are_within(valid, synced);
     let info = LayerInfo::new(header, seal, compact, frames.end(), layers.sidecars(layer)?);
-    Ok(LayerContents { info, frames, is_changed, unsynced, is_cut, synced, is_marked })
+    let redo_from = marks.redo_from.filter(|from| is_cut_off && *from < synced);
+    Ok(LayerContents { info, frames, is_changed, unsynced, is_cut, synced, is_marked, redo_from })
 }
 
 /// How many of the first `count` records were synced before a sync failed, if this writer noted
@@ -249,6 +253,8 @@ struct Marks {
     synced: usize,
     /// The records up to the mark that says so.
     marked_by: usize,
+    /// The number of the first `Redo` since the pool was synced.
+    redo_from: Option<usize>,
     is_compact: bool,
     /// The number of the first operation.
     first_change: Option<usize>,
@@ -264,11 +270,19 @@ impl Marks {
     fn note(&mut self, number: usize, record: &Record) {
         match record {
             Record::Edits(_) => self.note_edits(number),
-            Record::Synced | Record::Seal(_) => self.note_synced(number + 1, number),
+            Record::Synced | Record::Seal(_) => {
+                self.redo_from = None;
+                self.note_synced(number + 1, number);
+            }
             // A mark cannot cover more records than stand before it.
             Record::SyncedTo(count) => {
+                self.redo_from = None;
                 let count = usize::try_from(*count).unwrap_or(0);
                 self.note_synced(count.min(number), number);
+            }
+            Record::Redo(_) => {
+                self.redo_from = self.redo_from.or(Some(number));
+                self.note_synced(number + 1, number);
             }
             Record::SyncFailed(_) => self.failed = failed_at(record),
             Record::Opened { writer } => (self.writer, self.failed) = (Some(*writer), None),
@@ -316,8 +330,8 @@ fn failed_at(record: &Record) -> Option<usize> {
     }
 }
 
-/// Reads the catalog entry of a layer. Of a sealed journal it decodes only both ends; a
-/// replay checks what is between.
+/// Reads the catalog entry of a layer, and whether its pool may lack bytes that its journal has. Of
+/// a sealed journal it decodes only both ends; a replay checks what is between.
 ///
 /// # Errors
 /// As [`read`].
@@ -325,7 +339,7 @@ pub(in crate::store) fn read_info(
     layers: &Layers,
     layer: LayerId,
     trust: &Trust,
-) -> Result<LayerInfo> {
+) -> Result<(LayerInfo, bool)> {
     let what = layers.show(layer, JOURNAL);
     let bytes = layers.open_log(layer, JOURNAL)?;
     let (len, outline) = match &bytes {
@@ -335,9 +349,13 @@ pub(in crate::store) fn read_info(
     match outline.and_then(|outline| sealed_ends(layer, outline)) {
         Some((header, compact, seal)) => {
             let sidecars = layers.sidecars(layer)?;
-            Ok(LayerInfo::new(header, Some(seal), compact, len, sidecars))
+            Ok((LayerInfo::new(header, Some(seal), compact, len, sidecars), false))
         }
-        None => Ok(read(layers, layer, trust)?.info),
+        None => {
+            let contents = read(layers, layer, trust)?;
+            let has_redo = contents.has_redo();
+            Ok((contents.info, has_redo))
+        }
     }
 }
 
@@ -403,7 +421,9 @@ pub(in crate::store) fn is_incomplete(layers: &Layers, layer: LayerId) -> Result
 /// one mark can stand behind a frame that was never synced. And a process syncs what an earlier
 /// process wrote before it appends its `Opened`.
 fn can_be_torn(behind: &[Record]) -> bool {
-    let is_mark = |r: &&Record| matches!(r, Record::Synced | Record::SyncedTo(_) | Record::Seal(_));
+    let is_mark = |r: &&Record| {
+        matches!(r, Record::Synced | Record::SyncedTo(_) | Record::Seal(_) | Record::Redo(_))
+    };
     let reopened = behind.iter().any(|record| matches!(record, Record::Opened { .. }));
     behind.iter().filter(is_mark).count() <= 1 && !reopened
 }
@@ -418,6 +438,8 @@ fn valid_after_power_cut(frames: &Frames<Record>, synced: usize) -> Result<usize
             edits.iter().any(|e| matches!(e, Edit::Map { to: Some(Source::Pool { .. }), .. }))
         }
         Record::PreImage(image) => image.node.is_some(),
+        // None is kept that does not count as synced: a later mark would make it valid.
+        Record::Redo(_) => true,
         Record::Header(_) | Record::Opened { .. } | Record::Synced | Record::Seal(_) => false,
         Record::Left(_) | Record::Abandoned | Record::SyncedTo(_) => false,
         Record::Compact | Record::SyncFailed(_) => false,

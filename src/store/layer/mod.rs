@@ -5,7 +5,7 @@
 //!   between is one operation, or says how far the layer is synced.
 //! * A record refers only to pool bytes that were written before it. So the whole journal is valid
 //!   after a `kill -9`. After a power cut it is valid as far as it was synced; [`journal`] finds
-//!   out how far that is.
+//!   out how far that is, and [`redo`] restores pool bytes of which only the journal was synced.
 //! * A layer reads the same whether its journal, checksums and remap are files of its own or part
 //!   of a pack ([`files`]).
 
@@ -14,6 +14,7 @@ pub(in crate::store) mod files;
 pub(in crate::store) mod info;
 pub(in crate::store) mod journal;
 pub(in crate::store) mod lost_seals;
+pub(in crate::store) mod redo;
 mod rewrite;
 #[cfg(test)]
 mod tests;
@@ -24,7 +25,7 @@ use crate::types::LayerId;
 pub use info::LayerInfo;
 pub use journal::{LayerContents, Trust};
 pub use rewrite::{JournalEnd, JournalExchange};
-pub use upper::Upper;
+pub use upper::{SyncWork, Upper};
 
 /// Name of the journal in the directory of a layer.
 pub const JOURNAL: &str = "journal";

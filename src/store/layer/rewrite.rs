@@ -9,7 +9,8 @@
 //!   ends leaves one of the two, and each of them has every acknowledged record.
 //! * When it is published, everything before its second `Opened` is synced, with the pool bytes
 //!   that it refers to. So it proves at least as much as the old one.
-//! * No mark is copied: a mark counts the records of its own journal.
+//! * No mark is copied: a mark counts the records of its own journal. The pool is synced, so the
+//!   new journal needs no `Redo` either.
 //!
 //! docs/FORMAT.md has the argument why no power cut can lose a synced record.
 
@@ -46,6 +47,11 @@ impl JournalEnd {
     /// Bytes of the journal.
     pub fn bytes(&self) -> u64 {
         self.bytes
+    }
+
+    /// Whether it is the end of this journal. A rewritten journal is another one.
+    fn is_of(&self, layer: LayerId, journal: &Arc<File>) -> bool {
+        self.layer == layer && Arc::ptr_eq(&self.file, journal)
     }
 }
 
@@ -115,7 +121,7 @@ impl JournalRewrite {
     /// As pread(2) and pwrite(2). Fails if `to` is of another layer, or if the old journal has a
     /// record that an upper layer does not get while it is written.
     pub fn follow(&mut self, to: &JournalEnd) -> Result<u64> {
-        if to.layer != self.upto.layer || !Arc::ptr_eq(&to.file, &self.upto.file) {
+        if !to.is_of(self.upto.layer, &self.upto.file) {
             return Err(self.error("the layer is no longer the upper layer"));
         }
         let bytes = LogBytes::File(Arc::clone(&to.file), to.bytes);
@@ -123,7 +129,7 @@ impl JournalRewrite {
         frames::each_from(&bytes, &what, (self.upto.bytes, self.upto.count), |payload, at| {
             match log::decode::<Record>(payload, &what, at)? {
                 record @ Record::Edits(_) => self.log.append_untrusted(&record),
-                Record::Synced | Record::SyncedTo(_) => Ok(()),
+                Record::Synced | Record::SyncedTo(_) | Record::Redo(_) => Ok(()),
                 _ => Err(self.error("the layer no longer takes changes")),
             }
         })?;
@@ -195,6 +201,11 @@ impl Upper {
             bytes: self.journal.len(),
             count: self.journal.count(),
         }
+    }
+
+    /// Whether the records up to `end` survive a power cut.
+    pub fn has_synced(&self, end: &JournalEnd) -> bool {
+        end.is_of(self.layer, &self.journal.file()) && end.count <= self.synced
     }
 
     /// Publishes a rewritten journal in place of the old one, and appends to it from now on.

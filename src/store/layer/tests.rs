@@ -14,7 +14,7 @@ use crate::store::io::writer::{FailedSyncs, Writer};
 use crate::store::layer::files::Layers;
 use crate::store::layer::journal::{LayerContents, Trust, read};
 use crate::store::layer::upper::Upper;
-use crate::store::layer::{JOURNAL, LayerInfo};
+use crate::store::layer::{JOURNAL, LayerInfo, POOL};
 use crate::store::record::{Header, LayerKind, Record, Seal};
 use crate::sys::{clock, failpoint};
 use crate::tree::{Edit, Source};
@@ -167,9 +167,9 @@ fn a_sync_of_one_layer_proves_nothing_about_another() {
     for _ in 0..5 {
         before.record(&map()).unwrap();
     }
-    let work = before.begin_sync().unwrap();
+    let mut work = before.begin_sync().unwrap();
     after.record(&map()).unwrap();
-    assert!(after.pool_synced(&work).is_err());
+    assert!(after.pool_synced(&mut work).is_err());
     after.journal_synced(&work);
     assert!(after.begin_sync().is_some(), "it has a record that is not synced");
 }
@@ -182,9 +182,9 @@ fn synced_records_survive_a_second_power_cut() {
     let layers = layers(dir.path());
     let mut upper = begin(&layers);
     upper.record(&map()).unwrap();
-    let work = upper.begin_sync().unwrap();
+    let mut work = upper.begin_sync().unwrap();
     upper.record(&map()).unwrap();
-    upper.pool_synced(&work).unwrap();
+    upper.pool_synced(&mut work).unwrap();
     upper.journal_synced(&work);
     upper.record(&map()).unwrap();
     drop(upper);
@@ -305,9 +305,9 @@ fn a_synced_record_is_valid_even_if_others_were_appended_during_the_sync() {
     let layers = layers(dir.path());
     let mut upper = begin(&layers);
     upper.record(&map()).unwrap();
-    let work = upper.begin_sync().unwrap();
+    let mut work = upper.begin_sync().unwrap();
     upper.record(&map()).unwrap();
-    upper.pool_synced(&work).unwrap();
+    upper.pool_synced(&mut work).unwrap();
     upper.journal_synced(&work);
     let after_cut = records(&read(&layers, LayerId(1), &trust(TWO, LayerId(0))).unwrap());
     assert_eq!(
@@ -316,8 +316,194 @@ fn a_synced_record_is_valid_even_if_others_were_appended_during_the_sync() {
         "the synced record, and not the next"
     );
     upper.record(&map()).unwrap();
-    let rest = upper.begin_sync().unwrap();
-    upper.pool_synced(&rest).unwrap();
+    let mut rest = upper.begin_sync().unwrap();
+    upper.pool_synced(&mut rest).unwrap();
     upper.journal_synced(&rest);
     assert!(upper.begin_sync().is_none(), "a sync right after a sync has nothing to do");
+}
+
+/// Overwrites bytes of the pool and syncs the layer with the journal alone.
+fn redo(upper: &mut Upper, at: u64, bytes: &[u8]) {
+    upper.pool.write(at, bytes).unwrap();
+    upper.record(&map()).unwrap();
+    let mut work = upper.begin_sync().unwrap();
+    assert!(upper.append_redo(&mut work));
+    work.sync_journal().unwrap();
+    upper.journal_synced(&work);
+    assert!(upper.begin_sync().is_none(), "everything is synced");
+}
+
+/// The whole pool of layer 1.
+fn pool(layers: &Layers) -> Vec<u8> {
+    layers.dir_of(LayerId(1)).unwrap().read(POOL).unwrap().unwrap()
+}
+
+fn set_pool(layers: &Layers, bytes: &[u8]) {
+    let pool = layers.dir_of(LayerId(1)).unwrap().file(POOL, false).unwrap();
+    pool.set_len(0).unwrap();
+    pool.write_all_at(bytes, 0).unwrap();
+}
+
+fn maps(contents: &LayerContents) -> usize {
+    records(contents).into_iter().filter(|record| *record == map()).count()
+}
+
+/// Power cuts come again and again, also between the restored pool and the record that says so.
+#[test]
+fn pool_bytes_of_which_only_the_journal_was_synced_survive_power_cuts() {
+    let dir = tempfile::tempdir().unwrap();
+    let layers = layers(dir.path());
+    let mut upper = begin(&layers);
+    redo(&mut upper, 0, b"the first bytes");
+    redo(&mut upper, 4, b"second");
+    redo(&mut upper, 50, b"far away");
+    upper.pool.write(0, b"unsynced").unwrap();
+    upper.record(&map()).unwrap();
+    drop(upper);
+    let mut expected = vec![0; 58];
+    expected[..15].copy_from_slice(b"the secondbytes");
+    expected[50..].copy_from_slice(b"far away");
+    for (boot, lost) in (2..).zip([&b""[..], b"unsynced", b"unsyncedbytes"]) {
+        set_pool(&layers, lost);
+        let trust = trust(Writer::new([boot; 16], 1), LayerId(1));
+        let found = read(&layers, LayerId(1), &trust).unwrap();
+        assert!(found.has_redo() && found.redo_end().unwrap() == 58);
+        let file = layers.dir_of(LayerId(1)).unwrap().file(POOL, false).unwrap();
+        found.redo(&file, POOL, true).unwrap();
+        assert_eq!(pool(&layers), expected, "boot {boot}");
+    }
+    set_pool(&layers, b"");
+    let cut = read(&layers, LayerId(1), &trust(TWO, LayerId(1))).unwrap();
+    assert_eq!(maps(&cut), 3);
+    let mut upper = Upper::reopen(&layers.dir, &cut, &notes(&layers), true).unwrap();
+    assert_eq!(pool(&layers), expected);
+    // The pool is synced now, so its bytes count and not those of the records.
+    upper.pool.write(0, b"THE").unwrap();
+    drop(upper);
+    let three = Writer::new([3; 16], 1);
+    let again = read(&layers, LayerId(1), &trust(three, LayerId(1))).unwrap();
+    assert!(!again.has_redo() && maps(&again) == 3);
+}
+
+#[test]
+fn a_sync_of_the_pool_makes_earlier_copies_in_the_journal_obsolete() {
+    let dir = tempfile::tempdir().unwrap();
+    let layers = layers(dir.path());
+    let mut upper = begin(&layers);
+    redo(&mut upper, 0, b"older");
+    upper.pool.write(0, b"newer").unwrap();
+    upper.record(&map()).unwrap();
+    let mut work = upper.begin_sync().unwrap();
+    work.sync_pool().unwrap();
+    upper.pool_synced(&mut work).unwrap();
+    work.sync_journal().unwrap();
+    upper.journal_synced(&work);
+    let cut = || read(&layers, LayerId(1), &trust(TWO, LayerId(1))).unwrap();
+    assert!(!cut().has_redo());
+    redo(&mut upper, 100, b"other");
+    cut().redo(upper.pool.file(), POOL, true).unwrap();
+    assert_eq!(pool(&layers)[..5], *b"newer");
+    upper.pool.write(0, b"third").unwrap();
+    upper.sync().unwrap();
+    assert!(!cut().has_redo());
+}
+
+/// It would become valid with the next mark, and give older bytes to what was written since.
+#[test]
+fn a_copy_in_the_journal_that_was_not_synced_is_cut_off() {
+    for is_torn in [false, true] {
+        let dir = tempfile::tempdir().unwrap();
+        let layers = layers(dir.path());
+        let mut upper = begin(&layers);
+        redo(&mut upper, 0, b"synced");
+        let torn_at = upper.journal_len();
+        upper.pool.write(0, b"failed").unwrap();
+        upper.record(&map()).unwrap();
+        let mut work = upper.begin_sync().unwrap();
+        assert!(upper.append_redo(&mut work));
+        let writer = if is_torn {
+            tear_journal(&layers, LayerId(1), torn_at);
+            TWO
+        } else {
+            upper.sync_failed();
+            ONE
+        };
+        drop(upper);
+        let found = read(&layers, LayerId(1), &trust(writer, LayerId(1))).unwrap();
+        assert_eq!(maps(&found), 1, "torn: {is_torn}");
+        drop(Upper::reopen(&layers.dir, &found, &notes(&layers), true).unwrap());
+        assert_eq!(pool(&layers), b"synced", "torn: {is_torn}");
+        let left = read(&layers, LayerId(1), &trust(ONE, LayerId(1))).unwrap();
+        let copies = records(&left).into_iter().filter(|r| matches!(r, Record::Redo(_))).count();
+        assert_eq!(copies, 1, "torn: {is_torn}");
+    }
+}
+
+#[test]
+fn after_a_kill_the_pool_has_newer_bytes_than_the_journal() {
+    let dir = tempfile::tempdir().unwrap();
+    let layers = layers(dir.path());
+    let mut upper = begin(&layers);
+    redo(&mut upper, 0, b"older");
+    upper.pool.write(0, b"newer").unwrap();
+    drop(upper);
+    let found = read(&layers, LayerId(1), &trust(ONE, LayerId(1))).unwrap();
+    assert!(!found.has_redo());
+    let mut upper = Upper::reopen(&layers.dir, &found, &notes(&layers), true).unwrap();
+    assert_eq!(pool(&layers), b"newer");
+    // The process before may have written anywhere.
+    upper.record(&map()).unwrap();
+    let mut work = upper.begin_sync().unwrap();
+    assert!(!upper.append_redo(&mut work), "the pool must be synced");
+    work.sync_pool().unwrap();
+    upper.pool_synced(&mut work).unwrap();
+    work.sync_journal().unwrap();
+    upper.journal_synced(&work);
+    redo(&mut upper, 0, b"third");
+}
+
+#[test]
+fn a_copy_of_many_bytes_or_of_a_whole_frame_does_not_go_into_the_journal() {
+    let dir = tempfile::tempdir().unwrap();
+    let layers = layers(dir.path());
+    let mut upper = begin(&layers);
+    let forged = log::frame(&Record::SyncFailed(1), 2).unwrap();
+    for bytes in [vec![7; (64 << 10) + 1], forged] {
+        upper.pool.write(0, &bytes).unwrap();
+        upper.record(&map()).unwrap();
+        let len = upper.journal_len();
+        let mut work = upper.begin_sync().unwrap();
+        assert!(!upper.append_redo(&mut work));
+        assert_eq!(upper.journal_len(), len);
+        upper.sync().unwrap();
+    }
+    redo(&mut upper, 0, &[7; 64 << 10]);
+}
+
+/// The copy was made before others wrote, and covers the record before it.
+#[test]
+fn records_during_the_sync_of_a_copy_are_not_covered() {
+    let dir = tempfile::tempdir().unwrap();
+    let layers = layers(dir.path());
+    let mut upper = begin(&layers);
+    upper.pool.write(0, b"first").unwrap();
+    upper.record(&map()).unwrap();
+    let end = upper.journal_end();
+    let mut work = upper.begin_sync().unwrap();
+    assert!(upper.append_redo(&mut work) && !upper.has_synced(&end));
+    upper.pool.write(0, b"again").unwrap();
+    upper.record(&map()).unwrap();
+    work.sync_journal().unwrap();
+    upper.journal_synced(&work);
+    assert!(upper.has_synced(&end) && !upper.has_synced(&upper.journal_end()));
+    let cut = read(&layers, LayerId(1), &trust(TWO, LayerId(1))).unwrap();
+    assert_eq!(maps(&cut), 1);
+    let mut rest = upper.begin_sync().unwrap();
+    assert!(upper.append_redo(&mut rest));
+    work.sync_journal().unwrap();
+    upper.journal_synced(&rest);
+    set_pool(&layers, b"");
+    let cut = read(&layers, LayerId(1), &trust(TWO, LayerId(1))).unwrap();
+    cut.redo(upper.pool.file(), POOL, true).unwrap();
+    assert_eq!(pool(&layers), b"again");
 }

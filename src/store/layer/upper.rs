@@ -2,7 +2,7 @@
 //!
 //! Always true:
 //! * A mark (`Synced`, `SyncedTo`, `Seal`) is appended only after the pool bytes of the records
-//!   that it covers are synced.
+//!   that it covers are synced. The mark `Redo` has the bytes that are not ([`redo`]).
 //! * Before a second mark is appended, the first one is synced. So at most one mark can stand
 //!   behind a record that a power cut tore, which is how [`journal`](super::journal) tells a torn
 //!   journal from a damaged one.
@@ -15,11 +15,13 @@ use std::sync::Arc;
 
 use crate::error::{Attempt, Error, Kind, Result};
 use crate::store::content::pool::PoolWriter;
+use crate::store::content::unsynced::UnsyncedRanges;
 use crate::store::io::dir::StoreDir;
 use crate::store::io::fsync_probe::{FsyncProbe, Unsynced};
 use crate::store::io::log::Log;
 use crate::store::io::writer::FailedSyncs;
 use crate::store::layer::journal::LayerContents;
+use crate::store::layer::redo;
 use crate::store::layer::{JOURNAL, NEW_JOURNAL, POOL, dir_name};
 use crate::store::record::{Header, Record, Seal};
 use crate::types::LayerId;
@@ -53,7 +55,7 @@ pub struct SyncWork {
     journal: Arc<File>,
     pool_probe: Arc<FsyncProbe>,
     journal_probe: Arc<FsyncProbe>,
-    /// The number of records that the sync covers.
+    /// The number of records that survive a power cut when the sync has ended.
     upto: u64,
     /// Whether the journal must be synced first, because its last mark may not be.
     pub in_doubt: bool,
@@ -66,6 +68,15 @@ impl SyncWork {
     /// As fdatasync(2).
     pub fn sync_pool(&self) -> std::result::Result<(), Unsynced> {
         self.pool_probe.sync(&self.pool)
+    }
+
+    /// Fails if the kernel could not write pages of the pool since they were synced or copied into
+    /// the journal. It may have dropped them, and a reader would get older bytes.
+    ///
+    /// # Errors
+    /// As fdatasync(2).
+    pub fn check_pool(&self) -> std::result::Result<(), Unsynced> {
+        self.pool_probe.check(&self.pool)
     }
 
     /// Syncs the records.
@@ -120,12 +131,15 @@ impl Upper {
             // A process ended while it rewrote the journal.
             dir.remove(NEW_JOURNAL)?;
         }
+        let pool = dir.file(POOL, true)?;
+        contents.redo(&pool, &dir.show(POOL), durable)?;
         let journal = Arc::new(dir.file(JOURNAL, false)?);
         let (synced, count) = (contents.synced as u64, contents.frames.count() as u64);
         let mut journal = Log::append_to(journal, dir.show(JOURNAL), contents.frames.end(), count)?;
-        if !contents.is_marked {
+        if !contents.is_marked || contents.has_redo() {
             // The mark was cut off with the records that are not valid. Without a new one, the
-            // next power cut would take records that were synced.
+            // next power cut would take records that were synced. And the pool is synced: it needs
+            // no `Redo` any more.
             journal.append(&Record::SyncedTo(synced))?;
         }
         // Sync what the last process appended, before `Opened` stands behind it: a power cut must
@@ -142,9 +156,9 @@ impl Upper {
                 .attempt(|| format!("sync what layer {layer} has"))?;
         }
         journal.append(&Record::Opened { writer: notes.writer() })?;
-        let pool = dir.file(POOL, true)?;
         let mut upper = Upper::new(layer, &dir, journal, pool, synced, notes, durable)?;
         upper.changed = contents.is_changed;
+        upper.pool.unsynced = UnsyncedRanges::unknown();
         notes.forget(layer);
         Ok(upper)
     }
@@ -229,16 +243,18 @@ impl Upper {
     }
 }
 
-/// A sync in steps, which the caller does without the lock of the layer: [`Upper::begin_sync`],
-/// [`SyncWork::sync_pool`], [`Upper::pool_synced`], [`SyncWork::sync_journal`],
-/// [`Upper::journal_synced`].
+/// A sync in steps, which the caller does without the lock of the layer: [`Upper::begin_sync`];
+/// then [`Upper::append_redo`], or [`SyncWork::sync_pool`] and [`Upper::pool_synced`]; then
+/// [`SyncWork::sync_journal`] and [`Upper::journal_synced`].
 impl Upper {
     /// The sync that makes all current records survive a power cut; `None` if they do already.
-    pub fn begin_sync(&self) -> Option<SyncWork> {
+    pub fn begin_sync(&mut self) -> Option<SyncWork> {
         (self.durable && self.synced < self.journal.count()).then(|| self.sync_work())
     }
 
-    fn sync_work(&self) -> SyncWork {
+    /// The sync of everything, also of a pool whose bytes the journal has.
+    pub fn sync_work(&mut self) -> SyncWork {
+        self.pool.unsynced.begin_sync();
         SyncWork {
             layer: self.layer,
             pool: Arc::clone(self.pool.file()),
@@ -255,6 +271,31 @@ impl Upper {
         self.in_doubt &= work.layer != self.layer;
     }
 
+    /// Appends a mark that holds the unsynced bytes of the pool, instead of a sync of the pool; the
+    /// caller syncs the journal next. All current records must be covered, so the caller holds the
+    /// lock and has synced the identities. Returns whether that could be done: not if the bytes are
+    /// many, or cannot be written to the journal.
+    pub fn append_redo(&mut self, work: &mut SyncWork) -> bool {
+        if work.layer != self.layer || self.in_doubt {
+            return false;
+        }
+        let Some(redo) = redo::begin(&mut self.pool) else { return false };
+        if let Err(error) = self.journal.append_untrusted(&redo) {
+            log::debug!("{error}; the pool is synced instead");
+            return false;
+        }
+        self.in_doubt = true;
+        work.upto = self.journal.count();
+        true
+    }
+
+    /// Notes that the pool is synced.
+    pub fn note_pool_synced(&mut self, work: &SyncWork) {
+        if work.layer == self.layer {
+            self.pool.unsynced.synced();
+        }
+    }
+
     /// Appends the mark for a synced pool; the caller syncs the journal next.
     ///
     /// Records that were appended during the sync may refer to pool bytes that are not synced. So
@@ -262,14 +303,19 @@ impl Upper {
     ///
     /// # Errors
     /// As pwrite(2); and if `work` is a sync of another layer.
-    pub fn pool_synced(&mut self, work: &SyncWork) -> Result<()> {
+    pub fn pool_synced(&mut self, work: &mut SyncWork) -> Result<()> {
         if work.layer != self.layer {
             let attempt = format!("mark layer {} as synced", self.layer);
             let why = format!("the sync was of layer {}", work.layer);
             return Err(Error::new(Kind::Failed, attempt, why));
         }
+        self.note_pool_synced(work);
         self.journal.append(&Record::SyncedTo(work.upto))?;
         self.in_doubt = true;
+        // The mark needs no sync of its own, or every sync would ask for another.
+        if self.journal.count() == work.upto + 1 {
+            work.upto += 1;
+        }
         Ok(())
     }
 
@@ -279,10 +325,8 @@ impl Upper {
             return;
         }
         self.in_doubt = false;
-        let upto = work.upto;
-        // The mark needs no sync of its own, or every sync would ask for another.
-        let all = if self.journal.count() == upto + 1 { upto + 1 } else { upto };
-        self.synced = self.synced.max(all);
+        self.pool.unsynced.synced();
+        self.synced = self.synced.max(work.upto);
     }
 }
 
@@ -339,7 +383,10 @@ impl Upper {
             work.sync_pool()
         });
         match &synced {
-            Ok(()) => self.in_doubt = false,
+            Ok(()) => {
+                self.in_doubt = false;
+                self.note_pool_synced(&work);
+            }
             Err(Unsynced::Full(_)) => {}
             Err(Unsynced::Lost(_)) => self.sync_failed(),
         }

@@ -90,8 +90,7 @@ impl Checker {
             let offset = recorded.start_of(record);
             let place = EntryPlace { file: file.to_owned(), offset, path: path.clone(), number };
             for layer in content.extents.iter().filter_map(|(_, source)| layer_of(*source)) {
-                let store = &self.store;
-                pools.entry(layer).or_insert_with(|| store.pool(layer).ok().map(|(_, end)| end));
+                pools.entry(layer).or_insert_with(|| self.pool_end(layer));
             }
             if let Some(why) = self.fault_of(content, &pools) {
                 self.report.warnings.push(Warning::Entry(place, why));

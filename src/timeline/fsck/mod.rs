@@ -131,6 +131,7 @@ pub fn check(path: &Path, read_data: bool) -> Result<Report> {
         report: Report { problems: damaged, ..Report::default() },
         layers: BTreeMap::new(),
         unread: BTreeSet::new(),
+        redo_ends: BTreeMap::new(),
         refs: BTreeMap::new(),
         maps: BTreeMap::new(),
     };
@@ -220,6 +221,8 @@ struct Checker {
     layers: BTreeMap<LayerId, LayerContents>,
     /// Layers that cannot be read.
     unread: BTreeSet<LayerId>,
+    /// Where the bytes end that a pool may lack and its journal has.
+    redo_ends: BTreeMap<LayerId, u64>,
     /// The ranges of each pool, by place on disk, that something refers to.
     refs: BTreeMap<LayerId, Vec<ByteRange>>,
     maps: BTreeMap<LayerId, Remap>,
@@ -233,9 +236,11 @@ impl Checker {
     fn read_layers(&mut self) -> Result<()> {
         for layer in self.store.layers()? {
             self.report.layers += 1;
-            match self.store.layer(layer) {
-                Ok(contents) => {
+            let read = self.store.layer(layer);
+            match read.and_then(|contents| Ok((contents.redo_end()?, contents))) {
+                Ok((redo_end, contents)) => {
                     self.report.records += contents.count() as u64 + 1;
+                    self.redo_ends.insert(layer, redo_end);
                     self.layers.insert(layer, contents);
                 }
                 // Its creation was interrupted; nothing refers to it.
@@ -257,7 +262,7 @@ impl Checker {
                 Err(error) => self.problem(Problem::Record(error)),
             }
         }
-        let end_of = |layer: &LayerId| Some((*layer, self.store.pool(*layer).ok()?.1));
+        let end_of = |layer: &LayerId| Some((*layer, self.pool_end(*layer)?));
         let ends: BTreeMap<LayerId, u64> = self.layers.keys().filter_map(end_of).collect();
         let mut wrong = Vec::new();
         for (layer, map) in &self.maps {
@@ -342,8 +347,8 @@ impl Checker {
         self.report.extents += 1;
         let Source::Pool { layer: pool, offset } = source else { return };
         let range = ByteRange::at(offset, len);
-        match self.store.pool(pool) {
-            Ok((_, end)) if range.end <= end => {
+        match self.pool_end(pool) {
+            Some(end) if range.end <= end => {
                 for place in self.places_of(pool, range) {
                     let range = ByteRange::at(place.offset, place.len);
                     self.refs.entry(place.layer).or_default().push(range);
@@ -351,6 +356,13 @@ impl Checker {
             }
             _ => self.problem(Problem::Extent(layer, ino, source, len)),
         }
+    }
+
+    /// The end of the addresses of a layer; `None` if it has no pool. After a power cut the next
+    /// start makes the pool as long as the journal says.
+    fn pool_end(&self, layer: LayerId) -> Option<u64> {
+        let (_, end) = self.store.pool(layer).ok()?;
+        Some(end.max(self.redo_ends.get(&layer).copied().unwrap_or(0)))
     }
 
     /// The places on disk of a range of addresses.

@@ -14,6 +14,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
+use nix::fcntl::{Flock, FlockArg};
 use nix::sys::signal::{Signal, kill};
 use nix::sys::statvfs::statvfs;
 use nix::unistd::Pid;
@@ -105,15 +106,36 @@ impl Live {
 
     /// Mounts the base with the existing store.
     pub fn mount(&mut self) {
-        let (base, mnt, store) = (self.base.clone(), self.mnt.clone(), self.store.clone());
-        let mut command = Command::new(env!("CARGO_BIN_EXE_jailfs"));
-        let command =
-            command.arg("mount").args([&base, &mnt]).arg("--store").arg(&store).args(&self.options);
-        let command = command.env("JAILFS_FAILPOINTS", &self.steps);
-        checked(command.current_dir("/"), "mount");
+        let output = self.try_mount();
+        assert!(output.status.success(), "mount: {}", text(&output));
         self.mounted = true;
         self.pid = self.daemon();
         self.watched.add(self.pid);
+    }
+
+    /// Mounts with steps that kill the daemon without a request, and waits until it no longer locks
+    /// the store. It may end before the client has its answer.
+    pub fn mount_until_killed(&mut self) {
+        let output = self.try_mount();
+        let is_killed = text(&output).contains("the daemon died (signal: 9");
+        assert!(output.status.success() || is_killed, "mount: {}", text(&output));
+        let mut lock = std::fs::File::options().read(true).open(self.store.join("lock")).unwrap();
+        let end = Instant::now() + Duration::from_secs(20);
+        loop {
+            match Flock::lock(lock, FlockArg::LockExclusiveNonblock) {
+                Ok(_) => return,
+                Err((file, _)) => lock = file,
+            }
+            assert!(Instant::now() < end, "{} killed no daemon", self.steps);
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    fn try_mount(&self) -> Output {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_jailfs"));
+        command.arg("mount").args([&self.base, &self.mnt]);
+        command.arg("--store").arg(&self.store).args(&self.options);
+        command.env("JAILFS_FAILPOINTS", &self.steps).current_dir("/").output().unwrap()
     }
 
     /// Unmounts; fails if anything is in use.

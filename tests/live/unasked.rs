@@ -6,9 +6,6 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use nix::errno::Errno;
-use nix::sys::statvfs::statvfs;
-
 use crate::harness::{Live, assert_same, shell, snapshot};
 
 const MIB: u64 = 1 << 20;
@@ -228,10 +225,8 @@ fn a_daemon_that_is_killed_during_a_collection_loses_nothing() {
         shell(live.outside(), "[ -e whole ] || cp -a store whole; rm -rf store; cp -a whole store");
         live.options = vec!["-o", "keep=2,operations=0,history=0"];
         live.steps = format!("kill:{steps}");
-        live.mount();
         // In the background, without a request.
-        until(steps, || statvfs(&live.mnt) == Err(Errno::ENOTCONN));
-        live.wait_until_dead();
+        live.mount_until_killed();
         live.options = vec!["-o", "gc=off,history=0"];
         live.steps = String::new();
         live.mount();

@@ -7,7 +7,6 @@ use std::collections::BTreeSet;
 
 use serde::{Deserialize, Serialize};
 
-use crate::store::io::codec;
 use crate::store::io::writer::Writer;
 use crate::tree::{Edit, Node, Source};
 use crate::types::{BaseMark, ByteRange, Epoch, Fingerprint, Ino, LayerId, Timestamp, TreePath};
@@ -110,7 +109,7 @@ pub struct PoolBytes {
     /// The address of the first one.
     pub at: u64,
     /// The bytes.
-    #[serde(with = "codec::bytes")]
+    #[serde(with = "serde_bytes")]
     pub bytes: Vec<u8>,
 }
 

@@ -229,7 +229,7 @@ impl Fs {
         let layer = match (self.snapdir.table.lock().get(id)?, name) {
             (Item::Node(node), _) => Some(node.layer),
             (Item::Checkpoints, Some(name)) => {
-                self.checkpoint_named(name).map(|info| info.header.layer)
+                self.checkpoint_named(&self.checkpoint_names(), name).map(|info| info.header.layer)
             }
             (Item::Top, Some(name))
                 if [top::CHECKPOINTS, top::HISTORY].contains(&name.as_bytes()) =>
@@ -366,13 +366,12 @@ impl Fs {
 
     /// The checkpoint for a name in `checkpoints`: the name of one of this head, `HEAD@NAME`, or
     /// the number of any sealed state.
-    fn checkpoint_named(&self, name: &Name) -> Option<LayerInfo> {
+    fn checkpoint_named(&self, names: &CheckpointNames<'_>, name: &Name) -> Option<LayerInfo> {
         let text = std::str::from_utf8(name.as_bytes()).ok()?;
         if let Some(number) = digits(text) {
             let info = self.store.layer(LayerId(number)).filter(|info| self.is_seen(info))?;
             return (info.header.layer.to_string() == text).then_some(info);
         }
-        let names = self.checkpoint_names();
         let layer = match text.split_once('@') {
             None => names.own(text),
             Some((head, name)) => match names.find_of(head, name) {

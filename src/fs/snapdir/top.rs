@@ -65,20 +65,18 @@ impl Fs {
                 _ => Err(FsError::NotFound),
             },
             Item::Checkpoints => {
-                let info = self.checkpoint_named(name).ok_or(FsError::NotFound)?;
+                let names = self.checkpoint_names();
+                let info = self.checkpoint_named(&names, name).ok_or(FsError::NotFound)?;
                 let layer = info.header.layer;
-                match self.checkpoint_entries(std::slice::from_ref(&info)).pop() {
-                    // Other names are links to this one. A directory with two names would be moved
-                    // from one to the other by the kernel.
-                    Some(called) if called != *name => {
-                        // The time of the seal, because gc may give the layer the time of one
-                        // below.
-                        let time = info.seal.as_ref().map_or(info.header.time, |seal| seal.time);
-                        let what = Item::Alias(Arc::from(called.as_bytes()), time);
-                        self.hold_made(what)
-                    }
-                    _ => self.hold_root(layer),
+                let label = names.label(&info);
+                // Other names are links to this one. A directory with two names would be moved from
+                // one to the other by the kernel.
+                if label.as_bytes() == name.as_bytes() {
+                    return self.hold_root(layer);
                 }
+                // The time of the seal, because gc may give the layer the time of one below.
+                let time = info.seal.as_ref().map_or(info.header.time, |seal| seal.time);
+                self.hold_made(Item::Alias(Arc::from(label.as_bytes()), time))
             }
             Item::Text(..) | Item::Alias(..) | Item::Edit(_) => Err(FsError::NotADirectory),
             Item::Node(node) => self.lookup_in_checkpoint(&node, name),
@@ -233,7 +231,7 @@ impl Fs {
         if !self.snapdir_view().is_some_and(|view| view.makes) {
             return Err(FsError::ReadOnly);
         }
-        if self.checkpoint_named(name).is_some() {
+        if self.checkpoint_named(&self.checkpoint_names(), name).is_some() {
             return Err(FsError::Exists);
         }
         let text = std::str::from_utf8(name.as_bytes()).map_err(|_| FsError::Invalid)?;

@@ -378,17 +378,19 @@ impl Common {
     /// caller holds the operation lock, because a running operation creates such a layer, too.
     pub(super) fn unwritten_layers(&self) -> Result<BTreeSet<LayerId>> {
         let catalog = self.store.catalog();
-        let parents: BTreeSet<LayerId> = catalog.iter().filter_map(|l| l.header.parent).collect();
+        // A lineage leads through the layer below, or the one before an apply.
+        let origin = |info: &LayerInfo| match info.header.kind {
+            LayerKind::Rebased(before) => Some(before),
+            _ => info.header.parent,
+        };
+        let origins: BTreeSet<LayerId> = catalog.iter().filter_map(origin).collect();
         let tops = self.tops();
-        // A lineage leads through the layer before an apply.
-        let is_named =
-            |layer: LayerId| catalog.iter().any(|l| l.header.kind == LayerKind::Rebased(layer));
         let mut unwritten = BTreeSet::new();
         // The newest layer stays, so that its number is not used again.
         let older = catalog.iter().rev().skip(1);
         for info in older.filter(|l| l.seal.is_none() && l.header.kind != LayerKind::PreImage) {
             let layer = info.header.layer;
-            if tops.contains(&layer) || parents.contains(&layer) || is_named(layer) {
+            if tops.contains(&layer) || origins.contains(&layer) {
                 continue;
             }
             if !self.store.read_layer(layer)?.is_changed {

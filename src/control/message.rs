@@ -52,6 +52,8 @@ pub enum RaceOrder {
         #[serde(skip)]
         descriptors: Descriptors,
     },
+    /// Fails if the command does not reach that mount any more.
+    Check,
     /// Ends that mount.
     End,
     /// Makes the tree of that fork equal to a sealed state.

@@ -142,6 +142,11 @@ impl ServedHead {
         self.sandbox.try_read().and_then(|open| open.clone())
     }
 
+    /// Whether programs still reach the mount.
+    pub(super) fn is_connected(&self) -> bool {
+        self.kernel.upgrade().is_some_and(|kernel| kernel.is_connected())
+    }
+
     /// Unmounts, on behalf of a client.
     ///
     /// # Errors

@@ -206,6 +206,19 @@ impl Heads {
         }
     }
 
+    /// Fails if programs do not reach the mount of a head any more. Then what they left is not
+    /// what they would have left in a sound tree.
+    ///
+    /// # Errors
+    /// `Failed`.
+    pub(super) fn check_served(&self, name: &str) -> Result<()> {
+        if self.get(name).is_some_and(|head| head.is_connected()) {
+            return Ok(());
+        }
+        let attempt = format!("serve head '{name}' until its command ended");
+        Err(Error::new(Kind::Failed, attempt, "its mount was aborted or unmounted before"))
+    }
+
     /// All mounted heads, by name.
     pub(super) fn mounted(&self) -> Vec<Arc<ServedHead>> {
         let table = self.table.lock();

@@ -179,6 +179,14 @@ impl ServedRace {
         Ok(())
     }
 
+    /// Fails if the command of an attempt does not reach its mount any more.
+    ///
+    /// # Errors
+    /// `Failed`.
+    pub fn check_served(&self, head: &str) -> Result<()> {
+        self.heads.check_served(head)
+    }
+
     /// Ends the mount of an attempt, and closes its head. When it is opened again, it has no
     /// limits, so that its tree can be sealed.
     pub fn end(&self, head: &str) {
@@ -251,6 +259,7 @@ impl ServedRace {
                 self.serve(head, handed, &plan.tree, plan.choice)?;
                 return Ok(Answer::Mounted);
             }
+            RaceOrder::Check => self.check_served(head)?,
             RaceOrder::End => self.end(head),
             RaceOrder::Reset(to) => self.reset(head, to)?,
             RaceOrder::Replace => self.replace(head)?,

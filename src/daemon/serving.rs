@@ -110,6 +110,14 @@ impl Serving {
         &self.heads
     }
 
+    /// Fails if programs do not reach the mount of a head any more.
+    ///
+    /// # Errors
+    /// `Failed`.
+    pub fn check_served(&self, head: &str) -> Result<()> {
+        self.heads.check_served(head)
+    }
+
     /// Waits until no head is mounted.
     pub fn wait(&self) {
         self.heads.wait();

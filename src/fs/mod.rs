@@ -317,4 +317,10 @@ pub trait Kernel: Send + Sync {
     fn mounts_inside(&self) -> Result<Vec<TreePath>> {
         Ok(Vec::new())
     }
+
+    /// Whether programs still reach the head. False as soon as its mount is aborted or unmounted by
+    /// hand, with `umount -f` or in `/sys/fs/fuse`.
+    fn is_connected(&self) -> bool {
+        true
+    }
 }

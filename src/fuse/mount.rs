@@ -72,6 +72,10 @@ impl Kernel for Mount {
         let paths = points.iter().map(|point| TreePath::parse(point.as_os_str().as_bytes()));
         Ok(paths.filter_map(std::result::Result::ok).collect())
     }
+
+    fn is_connected(&self) -> bool {
+        self.channel.session().is_some_and(|session| session.is_connected())
+    }
 }
 
 impl Mount {

@@ -9,12 +9,13 @@
 
 use std::ffi::OsStr;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use fuser::{INodeNo, Notifier};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use parking_lot::Mutex;
 
 use crate::types::{Name, NodeId};
@@ -122,6 +123,13 @@ impl Channel {
 }
 
 impl Session {
+    /// Whether the kernel still takes replies. It reports an error once the connection is aborted
+    /// or unmounted.
+    pub(super) fn is_connected(&self) -> bool {
+        let mut device = [PollFd::new(self.raw.as_fd(), PollFlags::empty())];
+        poll(&mut device, PollTimeout::ZERO) == Ok(0)
+    }
+
     /// Invalidates all dentries at once. fuser does not know this message:
     ///
     /// ```text

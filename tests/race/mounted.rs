@@ -2,6 +2,7 @@
 
 use std::io::{Seek, SeekFrom, Write};
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
@@ -217,6 +218,65 @@ fn a_daemon_that_is_killed_during_a_race_loses_nothing() {
     assert_eq!(heads(&place), ["main"]);
     place.umount();
     assert!(!place.ok("base", "check --read-data").is_empty());
+}
+
+/// Aborts the connection of the mount in which a process works, as an administrator would.
+fn abort_mount_of(pid: i32) {
+    let work_dir = std::fs::metadata(format!("/proc/{pid}/cwd")).expect("its directory");
+    let connection = nix::sys::stat::minor(work_dir.dev());
+    // The list of connections is mounted for this command alone.
+    let list = "/sys/fs/fuse/connections";
+    let list_it = format!("mountpoint -q {list} || mount -t fusectl none {list}");
+    let abort = format!("{list_it}; echo 1 > {list}/{connection}/abort");
+    let aborted = Command::new("unshare").args(["--mount", "sh", "-c", &abort]).status();
+    assert!(aborted.expect("unshare").success());
+}
+
+/// The command does half of its work, loses its tree, and ends as if nothing had happened.
+#[test]
+fn an_attempt_whose_mount_was_aborted_does_not_win() {
+    let script = "[ $JAILFS_ATTEMPT = 2 ] && { echo whole > n; sleep 2; exit 0; }
+        echo half > n; sleep 72.5 & while echo > c; do sleep 0.02; done 2> /dev/null; exit 0";
+    for is_mounted in [false, true] {
+        let place = Place::new();
+        let at = if is_mounted { "mnt" } else { "base" };
+        if is_mounted {
+            place.mount();
+        }
+        let said = std::thread::scope(|scope| {
+            let options = "run --keep --forks 2 --jobs 2 -- sh -c".split(' ');
+            let racing = scope.spawn(|| place.call(at, options.chain([script])));
+            let sleeper = || processes(b"sleep\x0072.5").first().copied();
+            until("the first command works", || sleeper().is_some());
+            abort_mount_of(sleeper().expect("it sleeps"));
+            racing.join().expect("it ends")
+        });
+        let (attempts, last) = race(&said);
+        assert_eq!((said.code, &last["winner"]), (0, &2.into()), "{said:?}");
+        assert_eq!(attempts.len(), 2, "{said:?}");
+        assert!(said.err.contains("its mount was aborted or unmounted"), "{said:?}");
+        assert_eq!(place.ok(at, "show @:n"), "whole\n");
+    }
+}
+
+/// As above, for a command that runs alone.
+#[test]
+fn changes_of_a_command_whose_mount_was_aborted_are_not_applied() {
+    let place = Place::new();
+    let script =
+        "echo half > n; sleep 73.5 & while echo > c; do sleep 0.02; done 2> /dev/null; exit 0";
+    let said = std::thread::scope(|scope| {
+        let running =
+            scope.spawn(|| place.call("base", ["run", "--apply", "--", "sh", "-c", script]));
+        let sleeper = || processes(b"sleep\x0073.5").first().copied();
+        until("the command works", || sleeper().is_some());
+        abort_mount_of(sleeper().expect("it sleeps"));
+        running.join().expect("it ends")
+    });
+    assert_eq!(said.code, 125, "{said:?}");
+    assert!(said.err.contains("its mount was aborted or unmounted"), "{said:?}");
+    assert!(!place.exists("base/n"), "{said:?}");
+    assert_eq!(place.ok("base", "show @:n"), "half\n");
 }
 
 #[test]

@@ -167,6 +167,17 @@ impl Mounting<'_> {
         }
     }
 
+    /// Fails if the command does not reach the mount any more.
+    ///
+    /// # Errors
+    /// `Failed`, and those of the daemon.
+    pub(super) fn check(&self) -> Result<()> {
+        match &self.arena.server {
+            ArenaServer::Here(race) => race.check_served(self.head),
+            ArenaServer::Daemon(daemon) => daemon.obey(self.head, RaceOrder::Check),
+        }
+    }
+
     /// Ends the mount.
     ///
     /// # Errors

@@ -67,14 +67,22 @@ impl Alone<'_> {
 
 /// The server of the tree. Dropping it ends the mount.
 enum Served<'a> {
-    Alone(Serving),
+    Alone(Serving, &'a str),
     Beside(Mounting<'a>),
 }
 
 impl Served<'_> {
+    /// Fails if the program does not reach the tree any more.
+    fn check(&self) -> Result<()> {
+        match self {
+            Served::Alone(serving, head) => serving.check_served(head),
+            Served::Beside(mounting) => mounting.check(),
+        }
+    }
+
     fn close(self) -> Result<()> {
         match self {
-            Served::Alone(serving) => {
+            Served::Alone(serving, _) => {
                 serving.close();
                 Ok(())
             }
@@ -94,7 +102,7 @@ impl Attempt<'_> {
         match started {
             Ok((started, Some(handed))) => {
                 let serving = alone.adopt(self, listener, handed)?;
-                self.run_served(started, Served::Alone(serving))
+                self.run_served(started, Served::Alone(serving, alone.sandbox.head_name()))
             }
             Ok((_, None)) => Err(wrong_answer()),
             Err(NotStarted::Failed(error)) => Err(error),
@@ -150,7 +158,9 @@ impl Attempt<'_> {
         // Its environment names the mount.
         let program = self.run.program(&spec, self.number);
         match program.start(spec, Attended::Alone, |process| group.join(process)) {
-            Ok((started, _)) => self.run_served(started, Served::Alone(serving)),
+            Ok((started, _)) => {
+                self.run_served(started, Served::Alone(serving, alone.sandbox.head_name()))
+            }
             Err(NotStarted::Failed(error) | NotStarted::Refused(error)) => Err(error),
         }
     }
@@ -166,9 +176,10 @@ impl Attempt<'_> {
             None => self.wait_for_end(&mut started),
         };
         let interrupted = started.is_interrupted();
-        let left = match outcome {
-            Ok(Outcome::Ended(_)) => started.remaining(),
-            _ => Vec::new(),
+        // Before its mount ends with the last process.
+        let (left, was_served) = match outcome {
+            Ok(Outcome::Ended(_)) => (started.remaining(), served.check()),
+            _ => (Vec::new(), Ok(())),
         };
         // The tree must still be served: a process that waits for it could not end otherwise.
         // Nothing may be printed before: a process that still runs can suspend the terminal.
@@ -184,7 +195,7 @@ impl Attempt<'_> {
         }
         let closed = served.close();
         let outcome = outcome?;
-        closed?;
+        closed.and(was_served)?;
         Ok(Ended { outcome, interrupted })
     }
 

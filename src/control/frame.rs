@@ -196,15 +196,15 @@ mod tests {
 
     #[test]
     fn the_greeting_has_a_fixed_layout() {
-        let greeting = Greeting { version: 9, pid: 0x0102 };
+        let greeting = Greeting { version: 99, pid: 0x0102 };
         let bytes = greeting.encode();
-        assert_eq!(bytes, b"jailfsct\x09\0\0\0\x02\x01\0\0");
+        assert_eq!(bytes, b"jailfsct\x63\0\0\0\x02\x01\0\0");
         assert_eq!(Greeting::decode(&bytes), Some(greeting.clone()));
         assert_eq!(Greeting::decode(&[&bytes[..], b"/m\xff"].concat()), Some(greeting.clone()));
         for cut in 0..16 {
             assert_eq!(Greeting::decode(&bytes[..cut]), None);
         }
-        assert!(greeting.check().unwrap_err().reason.contains("version 9"));
+        assert!(greeting.check().unwrap_err().reason.contains("version 99"));
         assert!(Greeting::of_this_process().check().is_ok());
     }
 }

@@ -248,7 +248,7 @@ fn records_of_heads() {
     check(&[(HoldsRecord { layers: [LayerId(1), LayerId(300)].into() }, "0201fb2c01")]);
     check(&[(RaceRecord { heads: ["a".into(), "bc".into()].into() }, "020161026263")]);
     let fork = ForkPoint { head: "main".into(), layer: LayerId(7), time: T, since: LayerId(9) };
-    let merge = MergePoint { layer: LayerId(8), into: LayerId(20), since: LayerId(300) };
+    let merge = MergePoint { layer: LayerId(8), into: LayerId(20) };
     let unresolved = [TreePath::parse(b"a").unwrap()].into();
     check(&[
         (HeadRecord::first(LayerId(300)), "fb2c0100000000"),
@@ -256,11 +256,11 @@ fn records_of_heads() {
             HeadRecord {
                 layer: LayerId(300),
                 forked_from: Some(fork),
-                merged: vec![("a".to_owned(), merge)],
+                merged: vec![merge],
                 unresolved,
                 beside: [TreePath::parse(b"b").unwrap()].into(),
             },
-            "fb2c0101046d61696e070305090101610814fb2c01010161010162",
+            "fb2c0101046d61696e07030509010814010161010162",
         ),
     ]);
 }

@@ -187,18 +187,14 @@ impl Store {
         self.put_head(name, &record)
     }
 
-    /// Records the state of another head that was merged into a head. Forgets the earlier merges
-    /// of which gc removed a state.
+    /// Replaces the merges in the record of a head.
     ///
     /// # Errors
     /// As [`Store::set_head`].
-    pub fn add_merged(&self, name: &str, other: &str, merged: MergePoint) -> Result<()> {
+    pub fn set_merged(&self, name: &str, merged: Vec<MergePoint>) -> Result<()> {
         let missing = || Error::damage(format!("read head '{name}'"), "it is missing");
-        let mut record = self.head(name)?.ok_or_else(missing)?;
-        let is_there = |layer| self.layer(layer).is_some_and(|info| info.header.kind.is_of_head());
-        record.merged.retain(|(_, merge)| is_there(merge.layer) && is_there(merge.into));
-        record.merged.push((other.to_owned(), merged));
-        self.put_head(name, &record)
+        let record = self.head(name)?.ok_or_else(missing)?;
+        self.put_head(name, &HeadRecord { merged, ..record })
     }
 
     /// Records the files of a head that have conflict markers, and the paths that are copies of the

@@ -153,9 +153,9 @@ pub struct HeadRecord {
     pub layer: LayerId,
     /// Where the head was forked; `None` for the first head.
     pub forked_from: Option<ForkPoint>,
-    /// The merges of other heads into this one, oldest first, each with the name of the other head.
-    /// Those that no state needs as a merge base any more can be missing.
-    pub merged: Vec<(String, MergePoint)>,
+    /// The merges of other heads into this one, and into heads that were dropped from it. Without
+    /// those that no state needs for a merge base any more, after gc.
+    pub merged: Vec<MergePoint>,
     /// The files into which merges wrote conflict markers. Some may have none any more.
     pub unresolved: BTreeSet<TreePath>,
     /// The paths at which merges put the other side of a conflict. Some may be gone.
@@ -188,7 +188,7 @@ impl HeadRecord {
     /// The sealed layers that the record needs, besides its top.
     pub fn named(&self) -> impl Iterator<Item = LayerId> + '_ {
         let forked = self.forked_from.iter().map(|fork| fork.layer);
-        forked.chain(self.merged.iter().flat_map(|(_, merge)| [merge.layer, merge.into]))
+        forked.chain(self.merged.iter().flat_map(|merge| [merge.layer, merge.into]))
     }
 }
 
@@ -208,13 +208,11 @@ pub struct ForkPoint {
 /// A merge of another head into this one.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MergePoint {
-    /// The sealed state of the other head that was merged.
+    /// The sealed state of the other head that was merged, or one from which it came.
     pub layer: LayerId,
-    /// The sealed state of this head that the merge led to. It came from both. A state that does
-    /// not come from it does not have the merge.
+    /// The sealed state that the merge led to. It came from both. A state that does not come from
+    /// it does not have the merge.
     pub into: LayerId,
-    /// [`HeadRecord::since`] of the other head. A later head of the same name has another one.
-    pub since: LayerId,
 }
 
 /// The layers that neither drop nor gc removes.

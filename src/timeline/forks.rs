@@ -161,6 +161,11 @@ impl Timeline {
             return Err(Error::new(Kind::InUse, attempt(), "it is mounted, or in use otherwise")
                 .hint("unmount it first"));
         }
+        // Other heads may have merged it, and then they came from what it had merged.
+        let merged = self.store.head(name)?.map(|record| record.merged).unwrap_or_default();
+        if !merged.is_empty() {
+            self.add_merged(merged).map_err(|e| e.during(attempt()))?;
+        }
         self.with_reserve(|| self.store.remove_head(name)).map_err(|e| e.during(attempt()))?;
         self.forget_dormant(name);
         *self.heads_changed.lock() = clock::now();
@@ -183,12 +188,15 @@ impl Timeline {
     /// the state `into`. The caller holds the operation lock.
     ///
     /// # Errors
-    /// There is no such head, or a failure of the store.
-    pub fn note_merged(&self, other: &str, layer: LayerId, into: LayerId) -> Result<()> {
-        let records = self.store.head_records()?;
-        let Some(record) = records.get(other) else { return Err(no_head("merge", other)) };
-        let point = MergePoint { layer, into, since: record.since() };
-        self.with_reserve(|| self.store.add_merged(&self.head, other, point.clone()))
+    /// A failure of the store.
+    pub fn note_merged(&self, layer: LayerId, into: LayerId) -> Result<()> {
+        self.add_merged(vec![MergePoint { layer, into }])
+    }
+
+    fn add_merged(&self, new: Vec<MergePoint>) -> Result<()> {
+        let record = self.store.head(&self.head)?.ok_or_else(|| no_head("merge", &self.head))?;
+        let merged = [record.merged, new].concat();
+        self.with_reserve(|| self.store.set_merged(&self.head, merged.clone()))
     }
 }
 

@@ -266,8 +266,9 @@ impl Common {
         let mut unwritten = self.unwritten_layers()?;
         unwritten.extend(self.layers_of_dropped_heads());
         // Layers that are sealed from here on are left to the next collection.
-        let sealed = self.sealed();
+        let mut going = self.sealed();
         let needed = self.needed(keep, collected, &unwritten);
+        going.retain(|info| !needed.contains(&info.header.layer));
         let open = self.open_heads();
         let live = live_sets(&open);
         let below = |layer: LayerId| {
@@ -286,7 +287,7 @@ impl Common {
         let refs = self.live_ranges_of(&needed, (&open, &live), &pre_images, below)?;
         let mut bytes = 0;
         let mut rewriting = self.store.journal_rewriter();
-        for info in sealed.into_iter().rev().filter(|l| !needed.contains(&l.header.layer)) {
+        for info in going.into_iter().rev() {
             if !go() {
                 return Ok(bytes);
             }
@@ -321,6 +322,7 @@ impl Common {
     ) -> Result<bool> {
         self.store.require_certain_remaps()?;
         self.store.note_sweep();
+        self.replace_merged(needed)?;
         // A dropped checkpoint that is still needed stays as an ordinary layer.
         let dropped = collected.dropped.iter().map(|info| info.header.layer);
         let kept = dropped.filter(|layer| needed.contains(layer));

@@ -131,9 +131,9 @@ impl Timeline {
                 return Ok(MergeOutcome { conflicts, ..MergeOutcome::default() });
             }
             let merged = target.layer.filter(|_| rules.paths.is_empty());
-            let merged = merged.map(|layer| (other.head(), layer));
             if edits.is_empty() {
-                let noted = merged.map_or(Ok(()), |merged| self.note_contained(merged));
+                let noted =
+                    merged.map_or(Ok(()), |merged| self.note_contained(other.head(), merged));
                 return noted.map(|()| MergeOutcome::default());
             }
             let shown = with_edits(&ours, &edits).attempt(|| attempt)?;
@@ -158,13 +158,13 @@ impl Timeline {
 
     /// Records a merge that changes nothing, in a new state. Otherwise the next merge would take a
     /// change that both heads made, and ours took back since, for a new one.
-    fn note_contained(&self, (head, layer): (&str, LayerId)) -> Result<()> {
+    fn note_contained(&self, head: &str, layer: LayerId) -> Result<()> {
         if self.comes_from(layer)? {
             return Ok(());
         }
         let seal = automatic(format!("merge '{head}', which has no other changes"));
         let into = self.with_reserve(|| self.seal(seal.clone()))?;
-        self.note_merged(head, layer, into)
+        self.note_merged(layer, into)
     }
 
     /// A layer for the writes after the merge.
@@ -179,7 +179,7 @@ impl Timeline {
         &self,
         (changed, above): (&Changed, LayerId),
         attempt: &str,
-        merged: Option<(&str, LayerId)>,
+        merged: Option<LayerId>,
         changes: ChangeSink<'_>,
     ) -> Result<Option<u64>> {
         let invalidated = match &changed.to {
@@ -193,8 +193,8 @@ impl Timeline {
         sealed.map_err(done)?;
         let message = automatic(attempt.to_owned());
         let after = self.with_reserve(|| self.seal(message.clone())).map_err(done)?;
-        if let Some((head, layer)) = merged {
-            self.note_merged(head, layer, after).map_err(done)?;
+        if let Some(layer) = merged {
+            self.note_merged(layer, after).map_err(done)?;
         }
         let to = Target { layer: Some(after), epoch: self.epoch() };
         let description = attempt.trim_start_matches("merge ").to_owned();

@@ -168,6 +168,58 @@ fn a_merge_reaches_a_third_head() {
     }
 }
 
+#[test]
+fn what_a_dropped_head_came_from_stays_merged() {
+    let heads = Heads::new();
+    let main = &heads.main;
+    let other = heads.fork_of(main, "other");
+    write(main, "one");
+    let short = heads.fork_of(main, "short");
+    write(&short, "more");
+    merge(&other, &short);
+    drop(short);
+    main.drop_head("short").unwrap();
+    collect(main);
+    Program(other.fs()).remove(&path("one"));
+    write(main, "two");
+    merge(&other, main);
+    assert!(has(&other, "two") && !has(&other, "one"));
+}
+
+#[test]
+fn what_a_dropped_head_had_merged_stays_merged() {
+    let heads = Heads::new();
+    let main = &heads.main;
+    let [a, b, between] = ["a", "b", "between"].map(|name| heads.fork_of(main, name));
+    write(&a, "one");
+    merge(&between, &a);
+    merge(&b, &between);
+    drop(between);
+    main.drop_head("between").unwrap();
+    collect(main);
+    Program(b.fs()).remove(&path("one"));
+    write(&a, "two");
+    merge(&b, &a);
+    assert!(has(&b, "two") && !has(&b, "one"));
+}
+
+#[test]
+fn a_dropped_head_that_two_heads_have_merged_is_a_merge_base() {
+    let heads = Heads::new();
+    let main = &heads.main;
+    let [a, b, short] = ["a", "b", "short"].map(|name| heads.fork_of(main, name));
+    write(&short, "one");
+    merge(&a, &short);
+    merge(&b, &short);
+    drop(short);
+    main.drop_head("short").unwrap();
+    collect(main);
+    Program(b.fs()).remove(&path("one"));
+    write(&a, "two");
+    merge(&b, &a);
+    assert!(has(&b, "two") && !has(&b, "one"));
+}
+
 /// A number for the step, and the heads or states that it uses.
 type Step = (u8, u8, u8);
 
@@ -269,18 +321,25 @@ impl Model {
 fn merge_bases_of_random_histories_are_those_of_the_model() {
     let cases = std::env::var("JAILFS_MERGE_CASES").ok().and_then(|text| text.parse().ok());
     let config = Config { cases: cases.unwrap_or(40), ..Config::default() };
-    let steps = proptest::collection::vec((0u8..12, 0u8..40, 0u8..40), 1..24);
+    let steps = proptest::collection::vec((0u8..13, 0u8..40, 0u8..40), 1..24);
     let run = TestRunner::new(config).run(&steps, |steps: Vec<Step>| {
         let heads = Heads::new();
         let mut model = Model::default();
         let mut all: Vec<Arc<Timeline>> = vec![Arc::clone(&heads.main)];
+        // gc keeps checkpoints, so every state of the model exists.
+        let first = checkpoint(&heads.main);
         all.extend(["a", "b"].map(|name| heads.fork_of(&heads.main, name)));
-        for head in &all {
-            if let Some(layer) = heads.main.parent() {
-                model.sealed(head, layer);
-            }
-        }
+        all.iter().for_each(|head| model.sealed(head, first));
         for (what, which, other) in steps {
+            if what == 12 {
+                let at = 1 + usize::from(which) % 2;
+                let name = all.remove(at).head().to_owned();
+                heads.main.drop_head(&name).unwrap();
+                model.seal(&heads.main);
+                all.insert(at, heads.fork_of(&heads.main, &name));
+                model.of_heads.insert(name, model.of_heads["main"].clone());
+                continue;
+            }
             let head = &all[usize::from(which) % 3];
             let theirs = &all[(usize::from(which) + 1 + usize::from(other) % 2) % 3];
             match what {

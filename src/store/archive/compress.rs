@@ -32,77 +32,36 @@ impl Method {
     }
 }
 
-/// Compresses bytes. Bytes that do not become shorter are stored as they are, and so are those that
-/// look random: deflating them would take 30 times as long as hashing them.
+/// Compresses bytes. Bytes that do not become shorter are stored as they are, and so are those of
+/// which a sample does not: deflating them all would take 30 times as long as hashing them. The
+/// same bytes are always stored alike, so equal chunks make equal packs.
 pub fn compress(raw: &[u8]) -> (Method, Vec<u8>) {
-    if looks_random(raw) {
-        return (Method::Stored, raw.to_vec());
+    let is_worth_it = raw.len() < LEAST_SAMPLED || deflate(&sample(raw)).is_some();
+    match is_worth_it.then(|| deflate(raw)).flatten() {
+        Some(stored) => (Method::Deflate, stored),
+        None => (Method::Stored, raw.to_vec()),
     }
+}
+
+/// Deflates bytes, if that makes them shorter.
+fn deflate(raw: &[u8]) -> Option<Vec<u8>> {
     // A result that does not fit is not shorter.
     let mut stored = Vec::with_capacity(raw.len().saturating_sub(1));
     let mut deflate = Compress::new(Compression::default(), false);
-    match deflate.compress_vec(raw, &mut stored, FlushCompress::Finish) {
-        Ok(Status::StreamEnd) if stored.len() < raw.len() => (Method::Deflate, stored),
-        _ => (Method::Stored, raw.to_vec()),
-    }
+    let status = deflate.compress_vec(raw, &mut stored, FlushCompress::Finish);
+    (matches!(status, Ok(Status::StreamEnd)) && stored.len() < raw.len()).then_some(stored)
 }
 
-/// Bytes below this number are always compressed: too few to judge, and quick to compress.
-const LEAST_JUDGED: usize = 16 << 10;
-/// The sum over all byte values of the squared distance from their mean count, in units of that
-/// mean. It is 255 on average for random bytes, with a deviation of 23. Bytes whose frequencies
-/// alone make them one percent shorter have at least 1,800.
-const RANDOM: u64 = 512;
-/// One of so many positions is compared with earlier ones, chosen by the bytes that stand there.
-const ANCHORS: u32 = 64;
-/// One repeated anchor in so many is taken for chance.
-const CHANCE: usize = 64;
+/// Shorter bytes are compressed without a sample.
+const LEAST_SAMPLED: usize = 16 << 10;
+/// The number of pieces in a sample, and their bytes.
+const PIECES: usize = 8;
+const PIECE: usize = 512;
 
-/// Whether bytes look as if nothing made them shorter: all values are equally frequent, and hardly
-/// any eight bytes occur twice. The judgement depends on the bytes only, so equal chunks make equal
-/// packs.
-fn looks_random(raw: &[u8]) -> bool {
-    raw.len() >= LEAST_JUDGED && is_flat(raw) && !repeats(raw)
-}
-
-/// Whether all values of a byte are about equally frequent.
-fn is_flat(raw: &[u8]) -> bool {
-    // Four tables, so that a count does not wait for the one before it.
-    let mut tables = [[0u32; 256]; 4];
-    for group in raw.chunks(4) {
-        for (table, byte) in tables.iter_mut().zip(group) {
-            if let Some(count) = table.get_mut(usize::from(*byte)) {
-                *count += 1;
-            }
-        }
-    }
-    let len = raw.len() as u64;
-    let mut distance = 0;
-    for value in 0..256 {
-        let count = tables.iter().filter_map(|table| table.get(value)).copied().sum::<u32>();
-        distance += (u64::from(count) * 256).abs_diff(len).pow(2);
-    }
-    distance / (256 * len) < RANDOM
-}
-
-/// Whether more than a few groups of eight bytes occur twice.
-fn repeats(raw: &[u8]) -> bool {
-    let mut seen = vec![0u64; 4096];
-    let (mut anchors, mut repeated) = (0, 0);
-    for window in raw.windows(8) {
-        let Some(first) = window.first_chunk::<4>() else { continue };
-        let mixed = u32::from_le_bytes(*first).wrapping_mul(0x9e37_79b1);
-        if mixed >= u32::MAX / ANCHORS {
-            continue;
-        }
-        let group = window.first_chunk::<8>().map_or(0, |group| u64::from_le_bytes(*group));
-        if let Some(slot) = seen.get_mut(mixed as usize % 4096) {
-            repeated += usize::from(*slot == group);
-            *slot = group;
-        }
-        anchors += 1;
-    }
-    repeated > anchors / CHANCE
+/// Pieces from all over the bytes.
+fn sample(raw: &[u8]) -> Vec<u8> {
+    let pieces = raw.chunks(raw.len().div_ceil(PIECES).max(1));
+    pieces.flat_map(|part| part.iter().take(PIECE)).copied().collect()
 }
 
 /// Decompresses bytes that become exactly `len` bytes. Writes no more than that, whatever the bytes

@@ -224,6 +224,20 @@ fn bytes_that_are_not_those_of_the_index_are_never_returned() {
 }
 
 #[test]
+fn bytes_are_stored_as_they_are_only_if_no_sample_of_them_becomes_shorter() {
+    let noise = noise(MAX_FRAME, 1);
+    assert_eq!(compress(&noise), (Method::Stored, noise.clone()));
+    let mut mixed = noise.clone();
+    mixed[..MAX_FRAME / 4].fill(b'a');
+    assert_eq!(compress(&mixed).0, Method::Deflate);
+    // Values below 64, as in base64, in any order.
+    let narrow: Vec<u8> = noise.iter().map(|byte| byte & 63).collect();
+    assert_eq!(compress(&narrow).0, Method::Deflate);
+    let (bytes, stored) = (vec![0; 1 << 10], compress(&vec![0; 1 << 10]));
+    assert_eq!(decompress(stored.0, &stored.1, bytes.len()).unwrap(), bytes);
+}
+
+#[test]
 fn decompression_stops_at_the_length_that_was_promised() {
     let raw = b"abc".repeat(1000);
     let (method, stored) = compress(&raw);

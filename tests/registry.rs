@@ -91,7 +91,7 @@ fn manifest(blobs: &[&[u8]]) -> Vec<u8> {
 
 fn push(repository: &Repository, blob: &[u8]) -> jailfs::error::Result<Pushed> {
     let mut source = Cursor::new(blob);
-    repository.push_blob(&Descriptor::of(blob), &mut source, None, &mut Meter::silent())
+    repository.push_blob(&Descriptor::of(blob), &mut source, None, &Meter::silent())
 }
 
 fn push_all(repository: &Repository, blobs: &[&[u8]], tag: &str) -> jailfs::error::Result<Digest> {
@@ -103,7 +103,7 @@ fn push_all(repository: &Repository, blobs: &[&[u8]], tag: &str) -> jailfs::erro
 
 fn fetch(repository: &Repository, blob: &[u8]) -> jailfs::error::Result<Vec<u8>> {
     let mut sink = Vec::new();
-    repository.fetch_blob(&Descriptor::of(blob), &mut sink, &mut Meter::silent())?;
+    repository.fetch_blob(&Descriptor::of(blob), &mut sink, &Meter::silent())?;
     Ok(sink)
 }
 
@@ -124,7 +124,7 @@ fn blobs_manifests_and_tags_go_there_and_back() {
     }
     let (mut sink, range) = (Vec::new(), ByteRange { start: 500_000, end: 500_100 });
     let blob = Descriptor::of(&large);
-    repository.fetch_range(&blob, range, &mut sink, &mut Meter::silent()).unwrap();
+    repository.fetch_range(&blob, range, &mut sink, &Meter::silent()).unwrap();
     assert!(sink == large[500_000..500_100]);
 
     for version in [Version::Tag("one".into()), Version::Digest(digest)] {
@@ -144,8 +144,8 @@ fn blobs_manifests_and_tags_go_there_and_back() {
 
     let other = open(&partner.address, "team/other", &plain(3));
     let mut source = Cursor::new(&large);
-    let mut meter = Meter::silent();
-    let pushed = other.push_blob(&blob, &mut source, Some("team/app"), &mut meter).unwrap();
+    let meter = Meter::silent();
+    let pushed = other.push_blob(&blob, &mut source, Some("team/app"), &meter).unwrap();
     assert_eq!(pushed, Pushed::Mounted);
     assert!(fetch(&other, &large).unwrap() == large);
 }

@@ -1,6 +1,7 @@
 //! Reads the indexes of packs in a repository, and chunks of these packs.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::mpsc::{SyncSender, sync_channel};
 
 use super::cache::Cache;
 use super::manifest::PackBlob;
@@ -16,6 +17,14 @@ use crate::types::ByteRange;
 const MAX_INDEXES: u64 = 512 << 20;
 /// The most bytes that one request asks for.
 const MAX_RANGE: u64 = 8 << 20;
+/// The most frames that wait for the spool.
+const WAITING_FRAMES: usize = 16;
+
+/// Frames that are wanted, by pack.
+pub(super) type Wanted = BTreeMap<usize, BTreeSet<u32>>;
+
+/// A frame that was fetched and verified, with the index of its pack.
+type Fetched<'a> = (&'a Index, &'a Frame, Vec<u8>);
 
 /// Reads the index of a pack, from the cache or by a range.
 ///
@@ -25,7 +34,7 @@ pub(super) fn index(
     repository: &Repository,
     cache: &Cache,
     pack: &PackBlob,
-    meter: &mut Meter<'_>,
+    meter: &Meter<'_>,
 ) -> Result<Index> {
     let damage = |why: &str| Error::damage(format!("read pack {}", pack.blob.digest), why);
     let cached = cache.index(&pack.name);
@@ -87,7 +96,7 @@ impl Packs {
         repository: &Repository,
         cache: &Cache,
         packs: &[PackBlob],
-        meter: &mut Meter<'_>,
+        meter: &Meter<'_>,
     ) -> Result<Packs> {
         check_size(packs)?;
         let mut all = Packs { packs: Vec::new(), places: HashMap::new() };
@@ -117,39 +126,86 @@ impl Packs {
         self.find(digest).is_some()
     }
 
-    /// Fetches those of `wanted` that the spool lacks, with all other chunks of their frames.
+    /// Notes the frame of a chunk.
     ///
     /// # Errors
-    /// No pack has a chunk; the registry does not answer or refuses; what it sends is damaged; and
-    /// those of the spool.
+    /// No pack has the chunk.
+    pub(super) fn want(&self, chunk: &ChunkRef, wanted: &mut Wanted) -> Result<()> {
+        let Some((pack, frame)) = self.find(&chunk.digest) else {
+            let attempt = format!("read chunk {}", chunk.digest);
+            return Err(Error::damage(attempt, "no pack of the artifact has it"));
+        };
+        wanted.entry(pack).or_default().insert(frame);
+        Ok(())
+    }
+
+    /// Fetches frames, with all their chunks.
+    ///
+    /// # Errors
+    /// The registry does not answer or refuses; what it sends is damaged; and those of the spool.
     pub(super) fn fetch(
         &self,
         repository: &Repository,
-        wanted: impl Iterator<Item = ChunkRef>,
+        wanted: &Wanted,
         spool: &mut Spool,
-        meter: &mut Meter<'_>,
+        meter: &Meter<'_>,
     ) -> Result<()> {
-        let mut missing = BTreeMap::<usize, BTreeSet<u32>>::new();
-        for chunk in wanted.filter(|chunk| !spool.has(&chunk.digest)) {
-            let Some((pack, frame)) = self.find(&chunk.digest) else {
-                let attempt = format!("read chunk {}", chunk.digest);
-                return Err(Error::damage(attempt, "no pack of the artifact has it"));
-            };
-            missing.entry(pack).or_default().insert(frame);
-        }
         let frames = |(pack, frames): (&usize, &BTreeSet<u32>)| {
             let index = self.packs.get(*pack).map(|(_, index)| index);
             let stored = |frame: &u32| Some(index?.frames().get(*frame as usize)?.stored);
             frames.iter().filter_map(stored).map(u64::from).sum::<u64>()
         };
-        meter.expect(missing.iter().map(frames).sum());
-        for (pack, frames) in &missing {
-            let Some((blob, index)) = self.packs.get(*pack) else { continue };
+        meter.expect(wanted.iter().map(frames).sum());
+        std::thread::scope(|scope| {
+            let (to, fetched) = sync_channel(WAITING_FRAMES);
+            // After an error here, the thread has no receiver, and ends.
+            scope.spawn(move || {
+                if let Err(error) = self.fetch_frames(repository, wanted, &to, meter) {
+                    drop(to.send(Err(error)));
+                }
+            });
+            loop {
+                let next = match fetched.try_recv() {
+                    Ok(next) => next,
+                    Err(_) => {
+                        // What was fetched is kept before the wait for more.
+                        spool.flush()?;
+                        let Ok(next) = fetched.recv() else { return Ok(()) };
+                        next
+                    }
+                };
+                let (index, frame, raw): Fetched<'_> = next?;
+                for entry in index.chunks_of(frame) {
+                    // `open_frame` has compared the digest of each chunk.
+                    if let Some(chunk) = chunk_in(&raw, entry) {
+                        spool.add(entry.chunk.digest, chunk)?;
+                    }
+                }
+            }
+        })
+    }
+
+    /// Fetches frames, and passes each to `to`, as long as it has a receiver.
+    fn fetch_frames<'a>(
+        &'a self,
+        repository: &Repository,
+        wanted: &Wanted,
+        to: &SyncSender<Result<Fetched<'a>>>,
+        meter: &Meter<'_>,
+    ) -> Result<()> {
+        for (pack, frames) in wanted {
+            let Some((pack, index)) = self.packs.get(*pack) else { continue };
             for run in runs(index, frames) {
-                fetch_run(repository, (blob, index), run, spool, meter)?;
+                let bytes = fetch_run(repository, pack, run, meter)?;
+                for frame in run {
+                    let raw = open(pack, (index, frame), run, &bytes)?;
+                    if to.send(Ok((index, frame, raw))).is_err() {
+                        return Ok(());
+                    }
+                }
             }
         }
-        spool.flush()
+        Ok(())
     }
 }
 
@@ -174,31 +230,34 @@ fn runs<'i>(index: &'i Index, frames: &BTreeSet<u32>) -> Vec<&'i [Frame]> {
     runs
 }
 
+/// The bytes of a run.
 fn fetch_run(
     repository: &Repository,
-    (pack, index): (&PackBlob, &Index),
+    pack: &PackBlob,
     run: &[Frame],
-    spool: &mut Spool,
-    meter: &mut Meter<'_>,
-) -> Result<()> {
-    let (Some(first), Some(last)) = (run.first(), run.last()) else { return Ok(()) };
-    let len = last.offset + u64::from(last.stored) - first.offset;
+    meter: &Meter<'_>,
+) -> Result<Vec<u8>> {
     let mut bytes = Vec::new();
-    let range = ByteRange::at(HEAD + first.offset, len);
-    repository.fetch_range(&pack.blob, range, &mut bytes, meter)?;
-    for frame in run {
-        let at = usize::try_from(frame.offset - first.offset).unwrap_or(usize::MAX);
-        let stored = bytes.get(at..at.saturating_add(frame.stored as usize)).unwrap_or_default();
-        let raw = index.open_frame(frame, stored).map_err(|flaw| {
-            let at = HEAD + frame.offset;
-            Error::damage(format!("read pack {} at offset {at}", pack.blob.digest), flaw.0)
-        })?;
-        for entry in index.chunks_of(frame) {
-            // `open_frame` has compared the digest of each chunk.
-            if let Some(chunk) = chunk_in(&raw, entry) {
-                spool.add(entry.chunk.digest, chunk)?;
-            }
-        }
+    if let (Some(first), Some(last)) = (run.first(), run.last()) {
+        let len = last.offset + u64::from(last.stored) - first.offset;
+        let range = ByteRange::at(HEAD + first.offset, len);
+        repository.fetch_range(&pack.blob, range, &mut bytes, meter)?;
     }
-    spool.flush()
+    Ok(bytes)
+}
+
+/// Verifies and decompresses a frame of a run with these bytes.
+fn open(
+    pack: &PackBlob,
+    (index, frame): (&Index, &Frame),
+    run: &[Frame],
+    bytes: &[u8],
+) -> Result<Vec<u8>> {
+    let begin = run.first().map_or(0, |first| first.offset);
+    let at = usize::try_from(frame.offset - begin).unwrap_or(usize::MAX);
+    let stored = bytes.get(at..at.saturating_add(frame.stored as usize)).unwrap_or_default();
+    index.open_frame(frame, stored).map_err(|flaw| {
+        let at = HEAD + frame.offset;
+        Error::damage(format!("read pack {} at offset {at}", pack.blob.digest), flaw.0)
+    })
 }

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use super::cache::Cache;
 use super::manifest::Artifact;
-use super::packs::Packs;
+use super::packs::{Packs, Wanted};
 use super::sending::{Sending, Take};
 use super::spool::Spool;
 use crate::error::{Error, Kind, Result};
@@ -56,7 +56,7 @@ pub(super) fn no_such(version: &Version) -> Error {
 fn read_history(
     repository: &Repository,
     (blob, count): &(Descriptor, u64),
-    meter: &mut Meter<'_>,
+    meter: &Meter<'_>,
 ) -> Result<History> {
     meter.expect(blob.size);
     let mut bytes = Vec::new();
@@ -80,7 +80,7 @@ impl<'a> Pull<'a> {
         repository: &'a Repository,
         cache: &'a Cache,
         (version, count): (&Version, Option<u64>),
-        meter: &mut Meter<'_>,
+        meter: &Meter<'_>,
     ) -> Result<Pull<'a>> {
         let found = artifact(repository, version)?;
         let (artifact, manifest) = found.ok_or_else(|| no_such(version))?;
@@ -159,7 +159,7 @@ impl<'a> Pull<'a> {
     ///
     /// # Errors
     /// The registry does not answer or refuses; what it sends is damaged; and those of the cache.
-    pub fn fetch(&mut self, meter: &mut Meter<'_>) -> Result<()> {
+    pub fn fetch(&mut self, meter: &Meter<'_>) -> Result<()> {
         let present = self.present.map_or(0, |number| number);
         let pasts = self.history().get(present..).unwrap_or_default();
         let blobs: HashSet<ChunkRef> = pasts.iter().flat_map(Past::blob_chunks).copied().collect();
@@ -170,30 +170,32 @@ impl<'a> Pull<'a> {
         }
         streams.extend(self.present_blob()?.iter().flat_map(TreeBlob::chunks));
         self.fetch_chunks(streams.into_iter(), meter)?;
-        let mut missing = HashSet::<ChunkRef>::new();
-        let spool = &self.spool;
-        let mut note = |event| {
-            if let Event::Piece(Piece::Chunk(chunk)) = event
-                && !spool.has(&chunk.digest)
-            {
-                missing.insert(chunk);
+        let (spool, packs) = (&self.spool, &self.packs);
+        let mut wanted = Wanted::new();
+        let mut note = |event| match event {
+            Event::Piece(Piece::Chunk(chunk)) if !spool.has(&chunk.digest) => {
+                packs.want(&chunk, &mut wanted)
             }
-            Ok(())
+            _ => Ok(()),
         };
         for past in self.missing() {
             load(&past.blob(spool)?, spool, &mut note)
                 .map_err(|error| error.during(past.label()))?;
         }
         load(&self.blob, spool, &mut note)?;
-        self.fetch_chunks(missing.into_iter(), meter)
+        self.packs.fetch(self.repository, &wanted, &mut self.spool, meter)
     }
 
     fn fetch_chunks(
         &mut self,
-        wanted: impl Iterator<Item = ChunkRef>,
-        meter: &mut Meter<'_>,
+        chunks: impl Iterator<Item = ChunkRef>,
+        meter: &Meter<'_>,
     ) -> Result<()> {
-        self.packs.fetch(self.repository, wanted, &mut self.spool, meter)
+        let mut wanted = Wanted::new();
+        for chunk in chunks.filter(|chunk| !self.spool.has(&chunk.digest)) {
+            self.packs.want(&chunk, &mut wanted)?;
+        }
+        self.packs.fetch(self.repository, &wanted, &mut self.spool, meter)
     }
 
     /// Writes the states that the sandbox lacks: the checkpoints, and the pulled state unless it is

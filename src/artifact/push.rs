@@ -9,9 +9,11 @@
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{SyncSender, sync_channel};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
+use parking_lot::Mutex;
 use tempfile::{NamedTempFile, TempPath};
 
 use super::cache::Cache;
@@ -33,8 +35,10 @@ const MANY_PACKS: usize = 64;
 /// So many are left as they are then.
 const FEW_PACKS: usize = 32;
 
+/// The packs that are uploaded at once: while the registry syncs one, it receives another.
+const UPLOADS: usize = 3;
 /// The most packs that wait for the upload, so that a slow registry does not fill the disk.
-const WAITING_PACKS: usize = 2;
+const WAITING_PACKS: usize = 1;
 
 /// A push that has found its parent.
 pub struct Push<'a> {
@@ -66,6 +70,8 @@ pub struct PushOutcome {
 
 /// A pack that is ready to be uploaded.
 struct Ready {
+    /// Its place among the new packs.
+    number: usize,
     file: TempPath,
     pack: PackBlob,
     index: Vec<u8>,
@@ -84,7 +90,7 @@ impl<'a> Push<'a> {
         tag: &str,
         parent: Option<&Version>,
         key: &str,
-        meter: &mut Meter<'_>,
+        meter: &Meter<'_>,
     ) -> Result<Push<'a>> {
         let at_tag = artifact(repository, &Version::Tag(tag.to_owned())).map_err(|error| {
             error.hint("choose another tag, which does not exist or names a checkpoint")
@@ -125,39 +131,62 @@ impl<'a> Push<'a> {
     /// Those of `take`, of the cache, and of the registry, whose error counts first.
     pub fn upload<T: Send>(
         &self,
-        meter: &mut Meter<'_>,
+        meter: &Meter<'_>,
         take: impl FnOnce(&mut dyn FnMut(&[u8]) -> Result<()>) -> Result<T> + Send,
     ) -> Result<(T, Pushing)> {
         let (to, ready) = sync_channel(WAITING_PACKS);
+        // Its last uploader drops it: then the packer waits no longer.
+        let ready = Arc::new(Mutex::new(ready));
         let is_over = AtomicBool::new(false);
-        let mut pushing = Pushing::default();
+        let pushing = Mutex::new(Pushing::default());
         let (uploaded, packed) = std::thread::scope(|scope| {
-            let packer = Packer::new(self, to, &is_over);
-            let packing = scope.spawn(move || -> Result<(T, BTreeSet<u32>)> {
-                let mut packer = packer;
-                let taken = take(&mut |bytes| packer.take(bytes))?;
-                Ok((taken, packer.finish()?))
+            let uploaders = [(); UPLOADS].map(|()| {
+                let (ready, pushing, is_over) = (Arc::clone(&ready), &pushing, &is_over);
+                scope.spawn(move || self.upload_packs(&ready, pushing, is_over, meter))
             });
-            let upload = |ready: Ready| self.upload_pack(ready, &mut pushing, meter);
-            let uploaded = ready.into_iter().try_for_each(upload);
-            // After an error, this ends the packer.
-            is_over.store(true, Ordering::SeqCst);
-            (uploaded, packing.join())
+            drop(ready);
+            let mut packer = Packer::new(self, to, &is_over);
+            let packed = take(&mut |bytes| packer.take(bytes));
+            let packed = packed.and_then(|taken| Ok((taken, packer.finish()?)));
+            let stopped = |_| Error::new(Kind::Failed, "upload the packs", "a thread has stopped");
+            let uploaded = uploaders.map(|one| one.join().map_err(stopped)?);
+            (uploaded.into_iter().collect::<Result<()>>(), packed)
         });
         uploaded?;
-        let stopped = |_| Error::new(Kind::Failed, "write the packs", "the thread has stopped");
-        let (taken, used) = packed.map_err(stopped)??;
+        let (taken, used) = packed?;
         let used = used.into_iter().filter_map(|number| self.packs.get(number as usize));
-        let new = std::mem::take(&mut pushing.packs);
+        let mut pushing = pushing.into_inner();
+        pushing.new.sort_by_key(|(number, _)| *number);
+        let new = pushing.new.drain(..).map(|(_, pack)| pack);
         pushing.packs = used.cloned().chain(new).collect();
         Ok((taken, pushing))
+    }
+
+    /// Uploads packs until there are no more, or an upload fails.
+    fn upload_packs(
+        &self,
+        ready: &Mutex<Receiver<Ready>>,
+        pushing: &Mutex<Pushing>,
+        is_over: &AtomicBool,
+        meter: &Meter<'_>,
+    ) -> Result<()> {
+        loop {
+            let next = ready.lock().recv();
+            let Ok(next) = next else { return Ok(()) };
+            if is_over.load(Ordering::SeqCst) {
+                return Ok(());
+            }
+            // After an error, this ends the packer and the other uploads.
+            self.upload_pack(next, pushing, meter)
+                .inspect_err(|_| is_over.store(true, Ordering::SeqCst))?;
+        }
     }
 
     fn upload_bytes(
         &self,
         bytes: Vec<u8>,
         pushing: &mut Pushing,
-        meter: &mut Meter<'_>,
+        meter: &Meter<'_>,
     ) -> Result<Descriptor> {
         let blob = Descriptor::of(&bytes);
         meter.expect(blob.size);
@@ -167,19 +196,15 @@ impl<'a> Push<'a> {
         Ok(blob)
     }
 
-    fn upload_pack(
-        &self,
-        ready: Ready,
-        pushing: &mut Pushing,
-        meter: &mut Meter<'_>,
-    ) -> Result<()> {
+    fn upload_pack(&self, ready: Ready, pushing: &Mutex<Pushing>, meter: &Meter<'_>) -> Result<()> {
         let attempt = || "read a pack that was written";
         let mut file = OpenOptions::new().read(true).open(&ready.file).attempt(attempt)?;
         meter.expect(ready.pack.blob.size);
         let pushed = self.repository.push_blob(&ready.pack.blob, &mut file, None, meter)?;
-        pushing.count(pushed, &ready.pack.blob);
         self.cache.keep_index(&ready.pack.name, &ready.index);
-        pushing.packs.push(ready.pack);
+        let mut pushing = pushing.lock();
+        pushing.count(pushed, &ready.pack.blob);
+        pushing.new.push((ready.number, ready.pack));
         Ok(())
     }
 
@@ -194,7 +219,7 @@ impl<'a> Push<'a> {
         state: &Described<'_>,
         about: About,
         key: &str,
-        meter: &mut Meter<'_>,
+        meter: &Meter<'_>,
     ) -> Result<PushOutcome> {
         let Described { blob, history, is_thin } = *state;
         let count = history.checkpoints.len() as u64;
@@ -243,6 +268,9 @@ pub struct Described<'a> {
 /// The blobs that were uploaded so far.
 #[derive(Default)]
 pub struct Pushing {
+    /// The packs that were uploaded, with their places.
+    new: Vec<(usize, PackBlob)>,
+    /// All packs of the state, when all are uploaded.
     packs: Vec<PackBlob>,
     blobs: u64,
     bytes: u64,
@@ -288,6 +316,8 @@ struct Packer<'p> {
     push: &'p Push<'p>,
     to: SyncSender<Ready>,
     open: Option<PackWriter<Hashed>>,
+    /// The number of packs that were written.
+    written: usize,
     /// The chunks of the new packs.
     new: HashSet<Digest>,
     /// The packs of the repository that the state needs.
@@ -306,7 +336,8 @@ fn writing() -> &'static str {
 
 impl<'p> Packer<'p> {
     fn new(push: &'p Push<'p>, to: SyncSender<Ready>, is_over: &'p AtomicBool) -> Packer<'p> {
-        Packer { push, to, open: None, new: HashSet::new(), used: BTreeSet::new(), is_over }
+        let (new, used) = (HashSet::new(), BTreeSet::new());
+        Packer { push, to, open: None, written: 0, new, used, is_over }
     }
 
     fn take(&mut self, bytes: &[u8]) -> Result<()> {
@@ -337,7 +368,9 @@ impl<'p> Packer<'p> {
         let blob = Descriptor { digest: out.hasher.finish(), size: out.len };
         let index = ByteRange::at(HEAD + index.stored(), bytes.len() as u64);
         let pack = PackBlob { blob, name, index };
-        let ready = Ready { file: out.file.into_temp_path(), pack, index: bytes };
+        let file = out.file.into_temp_path();
+        let ready = Ready { number: self.written, file, pack, index: bytes };
+        self.written += 1;
         self.to.send(ready).map_err(|_| ended())
     }
 

@@ -91,7 +91,7 @@ impl Push {
         target: &mut Target,
         upload: Upload<'_>,
         key: &str,
-        meter: &mut Meter<'_>,
+        meter: &Meter<'_>,
     ) -> Result<PushOutcome> {
         let terms = DescribeTerms {
             state: Rev::parse(&self.state),

@@ -58,14 +58,14 @@ pub(super) fn key(target: &Target, reference: &Reference) -> String {
 /// Runs `work` with a meter whose progress is shown on a terminal.
 pub(super) fn with_progress<T>(
     verb: &str,
-    work: impl FnOnce(&mut Meter<'_>) -> Result<T>,
+    work: impl FnOnce(&Meter<'_>) -> Result<T>,
 ) -> Result<T> {
     let mut report = |progress: Progress| {
         let (moved, total) = (format::size(progress.moved), format::size(progress.total));
         let rate = format::size(progress.rate as u64);
         out::progress(&format!("jailfs: {verb} {moved} of {total}, {rate}/s"));
     };
-    let done = work(&mut Meter::new(0, &mut report));
+    let done = work(&Meter::new(0, &mut report));
     out::progress("");
     done
 }

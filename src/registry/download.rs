@@ -25,7 +25,7 @@ struct Transfer<'t, 'm> {
     at: u64,
     end: u64,
     take: &'t mut dyn FnMut(&[u8]) -> std::io::Result<()>,
-    meter: &'t mut Meter<'m>,
+    meter: &'t Meter<'m>,
 }
 
 impl Repository {
@@ -62,7 +62,7 @@ impl Repository {
         &self,
         blob: &Descriptor,
         sink: &mut dyn Write,
-        meter: &mut Meter<'_>,
+        meter: &Meter<'_>,
     ) -> Result<()> {
         let mut hasher = Hasher::default();
         let mut take = |bytes: &[u8]| {
@@ -89,7 +89,7 @@ impl Repository {
         blob: &Descriptor,
         range: ByteRange,
         sink: &mut dyn Write,
-        meter: &mut Meter<'_>,
+        meter: &Meter<'_>,
     ) -> Result<()> {
         let end = range.end.min(blob.size);
         let mut take = |bytes: &[u8]| sink.write_all(bytes);

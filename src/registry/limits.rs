@@ -60,7 +60,8 @@ impl Default for Limits {
             first_pause: Duration::from_millis(200),
             longest_pause: Duration::from_secs(20),
             pauses: Duration::from_secs(180),
-            chunk: 16 << 20,
+            // A pack fits: each further request is a further wait for the registry's disk.
+            chunk: 32 << 20,
             helper: Duration::from_secs(60),
         }
     }

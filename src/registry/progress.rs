@@ -2,6 +2,8 @@
 
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
+
 use super::limits::Limits;
 
 /// The time between two reports.
@@ -18,9 +20,11 @@ pub struct Progress {
     pub rate: f64,
 }
 
-/// Counts the bytes of a transfer and reports them ten times per second.
-pub struct Meter<'a> {
-    report: Option<&'a mut dyn FnMut(Progress)>,
+/// Counts the bytes of a transfer and reports them ten times per second. Threads share it.
+pub struct Meter<'a>(Mutex<Count<'a>>);
+
+struct Count<'a> {
+    report: Option<&'a mut (dyn FnMut(Progress) + Send)>,
     moved: u64,
     total: u64,
     sent: u64,
@@ -30,48 +34,53 @@ pub struct Meter<'a> {
 
 impl<'a> Meter<'a> {
     /// Reports a transfer of `total` bytes to `report`.
-    pub fn new(total: u64, report: &'a mut dyn FnMut(Progress)) -> Meter<'a> {
-        Meter { report: Some(report), total, ..Meter::silent() }
+    pub fn new(total: u64, report: &'a mut (dyn FnMut(Progress) + Send)) -> Meter<'a> {
+        Meter(Mutex::new(Count::new(total, Some(report))))
     }
 
     /// Reports nothing.
     pub fn silent() -> Meter<'a> {
-        Meter { report: None, moved: 0, total: 0, sent: 0, begin: Instant::now(), last: None }
+        Meter(Mutex::new(Count::new(0, None)))
     }
 
     /// Counts bytes that were moved.
-    pub(super) fn add(&mut self, bytes: u64) {
-        self.moved = self.moved.saturating_add(bytes);
-        self.sent = self.sent.saturating_add(bytes);
-        if self.last.is_none_or(|last| last.elapsed() >= INTERVAL) || self.moved == self.total {
-            self.tell();
+    pub(super) fn add(&self, bytes: u64) {
+        let mut count = self.0.lock();
+        count.moved = count.moved.saturating_add(bytes);
+        count.sent = count.sent.saturating_add(bytes);
+        if count.last.is_none_or(|last| last.elapsed() >= INTERVAL) || count.moved == count.total {
+            count.tell();
         }
     }
 
     /// The bytes that were moved, repeated ones included.
     pub fn received(&self) -> u64 {
-        self.sent
+        self.0.lock().sent
     }
 
     /// Adds bytes that will be moved.
-    pub fn expect(&mut self, bytes: u64) {
-        self.total = self.total.saturating_add(bytes);
+    pub fn expect(&self, bytes: u64) {
+        let mut count = self.0.lock();
+        count.total = count.total.saturating_add(bytes);
     }
 
     /// Counts bytes that need no move.
-    pub fn skip(&mut self, bytes: u64) {
-        self.moved = self.moved.saturating_add(bytes);
-        self.tell();
+    pub fn skip(&self, bytes: u64) {
+        let mut count = self.0.lock();
+        count.moved = count.moved.saturating_add(bytes);
+        count.tell();
     }
 
-    /// The bytes that were moved.
-    pub(super) fn moved(&self) -> u64 {
-        self.moved
+    /// Sets the count of a transfer back or ahead, to where it goes on.
+    pub(super) fn resume(&self, counted: u64, at: u64) {
+        let mut count = self.0.lock();
+        count.moved = count.moved.saturating_sub(counted).saturating_add(at);
     }
+}
 
-    /// Sets the count back or ahead to where a resumed transfer goes on.
-    pub(super) fn resume(&mut self, moved: u64) {
-        self.moved = moved;
+impl<'a> Count<'a> {
+    fn new(total: u64, report: Option<&'a mut (dyn FnMut(Progress) + Send)>) -> Count<'a> {
+        Count { report, moved: 0, total, sent: 0, begin: Instant::now(), last: None }
     }
 
     fn tell(&mut self) {
@@ -119,10 +128,10 @@ mod tests {
     fn progress_ends_at_the_total() {
         let mut seen = Vec::new();
         let mut report = |progress: Progress| seen.push(progress.moved);
-        let mut meter = Meter::new(30, &mut report);
+        let meter = Meter::new(30, &mut report);
         meter.add(10);
         meter.add(10);
-        meter.resume(10);
+        meter.resume(20, 10);
         meter.add(20);
         assert_eq!(seen, [10, 30]);
     }

@@ -54,9 +54,17 @@ struct Upload<'u, 'm> {
     source: &'u mut dyn Source,
     from: Option<&'u str>,
     scopes: Scopes,
-    meter: &'u mut Meter<'m>,
-    /// The count of the meter at the begin of the blob.
+    meter: &'u Meter<'m>,
+    /// The bytes of the blob that the meter has counted.
     counted: u64,
+}
+
+impl Upload<'_, '_> {
+    /// The transfer goes on at `at`.
+    fn resume(&mut self, at: u64) {
+        self.meter.resume(self.counted, at);
+        self.counted = at;
+    }
 }
 
 trait Source: Read + Seek {}
@@ -73,17 +81,16 @@ impl Repository {
         blob: &Descriptor,
         source: &mut (impl Read + Seek),
         from: Option<&str>,
-        meter: &mut Meter<'_>,
+        meter: &Meter<'_>,
     ) -> Result<Pushed> {
         let mut scopes = Scopes::push(&self.name);
         if let Some(from) = from {
             scopes = scopes.and_pull(from);
         }
-        let counted = meter.moved();
-        let mut upload = Upload { blob, source, from, scopes, meter, counted };
+        let mut upload = Upload { blob, source, from, scopes, meter, counted: 0 };
         let pushed = self.push(&mut upload)?;
-        upload.meter.resume(counted);
-        upload.meter.skip(blob.size);
+        upload.resume(0);
+        meter.skip(blob.size);
         Ok(pushed)
     }
 
@@ -153,7 +160,7 @@ impl Repository {
         let least = answer.header("oci-chunk-min-length").and_then(|text| text.parse().ok());
         let url = self.location(&answer)?;
         answer.finish();
-        upload.meter.resume(upload.counted);
+        upload.resume(0);
         Ok(Stage::Send(Session { url, at: 0, least: least.unwrap_or(0) }))
     }
 
@@ -169,7 +176,7 @@ impl Repository {
         let has_location = answer.header("location").is_some();
         let url = if has_location { self.location(&answer)? } else { session.url };
         answer.finish();
-        upload.meter.resume(upload.counted + at);
+        upload.resume(at);
         Ok(Stage::Send(Session { url, at, ..session }))
     }
 
@@ -199,7 +206,8 @@ impl Repository {
             .map_err(|error| unread(&request, &error))?;
         let mut chunk = Chunk {
             source: &mut *upload.source,
-            meter: &mut *upload.meter,
+            meter: upload.meter,
+            counted: &mut upload.counted,
             left: length,
             pace: Pace::new(&self.limits),
             failed: None,
@@ -293,7 +301,8 @@ pub(super) fn check_digest(answer: &Answer, digest: &Digest) -> std::result::Res
 /// The bytes of one request, with a minimum rate.
 struct Chunk<'c, 'm> {
     source: &'c mut dyn Source,
-    meter: &'c mut Meter<'m>,
+    meter: &'c Meter<'m>,
+    counted: &'c mut u64,
     left: u64,
     pace: Pace,
     /// Why the source cannot be read.
@@ -314,6 +323,7 @@ impl Read for Chunk<'_, '_> {
             Ok(read) => {
                 self.left -= read as u64;
                 self.meter.add(read as u64);
+                *self.counted += read as u64;
                 if self.pace.is_kept(read as u64) {
                     return Ok(read);
                 }

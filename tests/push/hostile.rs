@@ -98,7 +98,7 @@ impl World {
         for blob in [&forged.pack, &forged.blob] {
             let mut source = Cursor::new(blob);
             let descriptor = Descriptor::of(blob);
-            repository.push_blob(&descriptor, &mut source, None, &mut Meter::silent()).unwrap();
+            repository.push_blob(&descriptor, &mut source, None, &Meter::silent()).unwrap();
         }
         let tag = Version::Tag("x".to_owned());
         repository.push_manifest(&tag, MANIFEST, manifest.as_bytes()).unwrap();

@@ -41,7 +41,7 @@ fn blob_refused_within(limits: Limits, answers: Answers, reason: &str) {
     let error = refused_within(limits, answers, |repository| {
         let mut sink = Vec::new();
         let blob = Descriptor::of(b"0123456789");
-        let result = repository.fetch_blob(&blob, &mut sink, &mut Meter::silent());
+        let result = repository.fetch_blob(&blob, &mut sink, &Meter::silent());
         assert!(sink.len() <= 10, "more bytes than the descriptor says are passed on");
         result
     });
@@ -255,7 +255,7 @@ fn an_upload_goes_only_to_the_registry() {
         refused(answers, |repository| {
             let bytes = noise(1000);
             let mut source = std::io::Cursor::new(&bytes);
-            repository.push_blob(&Descriptor::of(&bytes), &mut source, None, &mut Meter::silent())
+            repository.push_blob(&Descriptor::of(&bytes), &mut source, None, &Meter::silent())
         })
         .to_string()
     };

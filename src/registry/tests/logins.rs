@@ -72,7 +72,7 @@ fn a_login_is_not_sent_along_a_redirect_to_another_host() {
         let repository =
             repository_with(&server, environment(dir.path(), &server, PASSWORD), limits());
         let blob = Descriptor::of(b"0123456789");
-        let result = repository.fetch_blob(&blob, &mut Vec::new(), &mut Meter::silent());
+        let result = repository.fetch_blob(&blob, &mut Vec::new(), &Meter::silent());
         assert_eq!(result.is_ok(), is_fine, "{result:?}");
         let heads = target.heads();
         assert_eq!(heads.len(), 1);
@@ -90,7 +90,7 @@ fn a_login_stays_with_a_redirect_on_the_same_host() {
     });
     let repository = repository_with(&server, environment(dir.path(), &server, PASSWORD), limits());
     let blob = Descriptor::of(b"0123456789");
-    repository.fetch_blob(&blob, &mut Vec::new(), &mut Meter::silent()).unwrap();
+    repository.fetch_blob(&blob, &mut Vec::new(), &Meter::silent()).unwrap();
 }
 
 /// A registry with a token server. Each token is `t` and a number, and only the newest is accepted

@@ -131,9 +131,9 @@ fn a_download_goes_on_where_it_was_cut() {
         let mut sink = Vec::new();
         let mut seen = Vec::new();
         let mut report = |progress: Progress| seen.push(progress.moved);
-        let mut meter = Meter::new(bytes.len() as u64, &mut report);
+        let meter = Meter::new(bytes.len() as u64, &mut report);
         let blob = Descriptor::of(&bytes);
-        repository(&server).fetch_blob(&blob, &mut sink, &mut meter).unwrap();
+        repository(&server).fetch_blob(&blob, &mut sink, &meter).unwrap();
         assert_eq!(Digest::of(&sink), blob.digest);
         assert!(seen.is_sorted() && seen.last() == Some(&400_000), "{seen:?}");
         let ranges: Vec<_> =
@@ -156,7 +156,7 @@ fn a_range_of_a_blob_is_downloaded_alone() {
         let range = ByteRange { start: 1000, end: 91_000 };
         let blob = Descriptor::of(&bytes);
         let repository = repository(&server);
-        repository.fetch_range(&blob, range, &mut sink, &mut Meter::silent()).unwrap();
+        repository.fetch_range(&blob, range, &mut sink, &Meter::silent()).unwrap();
         assert!(sink == bytes[1000..91_000]);
     }
 }
@@ -167,16 +167,16 @@ fn an_upload_goes_on_where_it_was_cut() {
     let (model, server) = start(Model::new(None, 70_000, 2));
     let mut last = 0;
     let mut report = |progress: Progress| last = progress.moved;
-    let mut meter = Meter::new(bytes.len() as u64, &mut report);
+    let meter = Meter::new(bytes.len() as u64, &mut report);
     let (blob, mut source) = (Descriptor::of(&bytes), Cursor::new(&bytes));
     let repository = repository(&server);
-    let pushed = repository.push_blob(&blob, &mut source, None, &mut meter).unwrap();
+    let pushed = repository.push_blob(&blob, &mut source, None, &meter).unwrap();
     assert_eq!(pushed, Pushed::Uploaded);
     assert!(model.blob.lock().unwrap().as_ref() == Some(&bytes));
     assert_eq!(last, 350_000);
     let posts = server.requests().iter().filter(|text| text.starts_with("POST")).count();
     assert_eq!(posts, 1, "one session is enough");
-    let again = repository.push_blob(&blob, &mut source, None, &mut Meter::silent()).unwrap();
+    let again = repository.push_blob(&blob, &mut source, None, &Meter::silent()).unwrap();
     assert_eq!(again, Pushed::Existed);
 }
 
@@ -192,8 +192,8 @@ fn a_blob_that_arrived_in_spite_of_a_cut_is_not_sent_again() {
         answer.cut();
     });
     let (blob, mut source) = (Descriptor::of(&bytes), Cursor::new(&bytes));
-    let mut meter = Meter::silent();
-    repository(&server).push_blob(&blob, &mut source, None, &mut meter).unwrap();
+    let meter = Meter::silent();
+    repository(&server).push_blob(&blob, &mut source, None, &meter).unwrap();
     let puts = server.requests().iter().filter(|text| text.starts_with("PUT")).count();
     assert_eq!(puts, 1);
 }
@@ -204,7 +204,7 @@ fn a_source_that_is_too_short_is_an_error_about_the_source() {
     let (_, server) = start(Model::new(None, 0, 0));
     let mut source = Cursor::new(&bytes[..900]);
     let error = repository(&server)
-        .push_blob(&Descriptor::of(&bytes), &mut source, None, &mut Meter::silent())
+        .push_blob(&Descriptor::of(&bytes), &mut source, None, &Meter::silent())
         .unwrap_err();
     assert!(error.reason.contains("cannot read the blob: the blob is too short"), "{error}");
 }
@@ -215,7 +215,7 @@ fn a_sink_that_is_full_is_an_error_about_the_sink() {
     let (_, server) = start(Model::new(Some(bytes.clone()), 0, 0));
     let mut full = [0; 10];
     let error = repository(&server)
-        .fetch_blob(&Descriptor::of(&bytes), &mut &mut full[..], &mut Meter::silent())
+        .fetch_blob(&Descriptor::of(&bytes), &mut &mut full[..], &Meter::silent())
         .unwrap_err();
     assert!(error.reason.contains("cannot write the blob"), "{error}");
     assert_eq!(server.requests().len(), 1, "it is not repeated");
@@ -234,7 +234,7 @@ fn a_blob_is_mounted_from_another_repository_if_the_registry_can() {
         });
         let mut source = Cursor::new(&bytes);
         let pushed = repository(&server)
-            .push_blob(&Descriptor::of(&bytes), &mut source, Some("b/c"), &mut Meter::silent())
+            .push_blob(&Descriptor::of(&bytes), &mut source, Some("b/c"), &Meter::silent())
             .unwrap();
         assert_eq!(pushed, if can { Pushed::Mounted } else { Pushed::Uploaded });
     }

@@ -255,3 +255,41 @@ fn a_command_of_run_can_neither_push_nor_pull() {
         assert!(said.contains("'jailfs run' holds this sandbox"), "{verb}: {said}");
     }
 }
+
+/// The most memory that a process has had, in KiB.
+fn peak(pid: u32) -> Option<u64> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    line.trim().trim_end_matches(" kB").parse().ok()
+}
+
+#[test]
+fn a_sparse_state_of_20_gib_is_pushed_and_pulled_in_128_mib() {
+    let registry = Partner::start(None, None);
+    let reference = format!("{}/repo:x", registry.address);
+    let here = Live::new("truncate -s 20G a");
+    let there = Live::new("");
+    here.sh("for i in $(seq 0 99); do head -c 262144 /dev/urandom | \
+         dd of=a bs=256K seek=$((i * 800)) conv=notrunc status=none; done");
+    for (live, verb) in [(&here, "push"), (&there, "pull")] {
+        let mut command = Machine::new().command(live, &[verb, &reference, "--plain-http"]);
+        let mut child = command.stdout(std::process::Stdio::null()).spawn().unwrap();
+        let mut most = 0;
+        let status = loop {
+            most = peak(child.id()).unwrap_or(0).max(most);
+            if let Some(status) = child.try_wait().unwrap() {
+                break status;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(2));
+        };
+        assert!(status.success(), "{verb}: {status}");
+        let daemon = peak(live.pid().as_raw() as u32).unwrap();
+        eprintln!("{verb}: {most} KiB in the command, {daemon} KiB in the daemon");
+        assert!(most > 0 && most.max(daemon) < 128 << 10, "{verb}: {most} and {daemon} KiB");
+    }
+    let parts = "for i in $(seq 0 99); do dd if=a bs=256K skip=$((i * 800)) count=1 status=none; \
+                 done | sha256sum; stat -c %s a";
+    assert_eq!(here.sh(parts), there.sh(parts));
+    // The end of the test compares what is left byte by byte.
+    [&here, &there].iter().for_each(|live| drop(live.sh("rm a")));
+}

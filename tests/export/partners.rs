@@ -55,6 +55,41 @@ fn podman_stores_an_image_as_the_tree_that_the_mount_shows() {
     assert_same(&names(&wanted), &names(&stored), "the stored image");
 }
 
+/// Runs a command in a container over a directory, or an image of podman's store. crun refuses a
+/// machine with both versions of control groups, so it sees the second one only.
+fn podman_run(store: &[&str], what: &[&str], words: &[&str]) -> String {
+    let alone = "mount -t cgroup2 none /sys/fs/cgroup && exec podman \"$@\"";
+    let isolated = ["unshare", "--mount", "sh", "-c", alone, "sh"];
+    let run_it = ["run", "--rm", "--cgroups=disabled", "--network=none", "--no-hosts"];
+    let limits = ["--ulimit=nofile=1024:1024", "--ulimit=nproc=1024:1024"];
+    run(&[&isolated, store, &run_it, &limits, what, words].concat())
+}
+
+#[test]
+fn podman_runs_an_export_as_a_rootfs_and_as_an_image() {
+    let live = Live::new("mkdir bin; echo base > base");
+    // A shell and cat with their libraries make a system.
+    live.sh("cp /bin/sh /bin/cat bin; ldd /bin/sh /bin/cat | grep -o '/[^ :]*' | sort -u | \
+         grep -v bin | while read f; do mkdir -p .$(dirname $f); cp $f .$f; done; \
+         mkdir etc; echo 'from the mount' > etc/said; ln -s ../base etc/link");
+    let id = std::process::id();
+    let dir = tempfile::Builder::new().prefix(&format!("run-{id}")).rand_bytes(0).tempdir();
+    let dir = dir.unwrap();
+    let image = format!("{}/layout:v1", dir.path().display());
+    live.jailfs(&["export", "@", "--oci", &image]);
+    let (root, state) = (outside(&live, "root"), outside(&live, "state"));
+    let store = ["--root", &root, "--runroot", &state, "--storage-driver", "vfs"];
+    let words = ["/bin/sh", "-c", "cat /etc/said /etc/link; echo new > /new; cat /new"];
+    let rootfs = unpacked(&image, &outside(&live, "rootfs"));
+    let rootfs = rootfs.display().to_string();
+    let said = podman_run(&store, &["--rootfs", &rootfs], &words);
+    assert_eq!(said, "from the mount\nbase\nnew\n");
+    let pull = ["pull", "--quiet", &format!("oci:{image}")];
+    let id = run(&[&["podman"], &store[..], &pull].concat());
+    assert_eq!(podman_run(&store, &[id.trim()], &words), "from the mount\nbase\nnew\n");
+    assert!(!live.mnt.join("new").exists(), "the container has changed the mount");
+}
+
 #[test]
 fn layers_of_checkpoints_unpack_to_the_last_state() {
     let live = Live::new(BASE);

@@ -168,7 +168,7 @@ impl Packs {
                 let next = match fetched.try_recv() {
                     Ok(next) => next,
                     Err(_) => {
-                        // What was fetched is kept before the wait for more.
+                        // Frames that were fetched are kept before the wait for more.
                         spool.flush()?;
                         let Ok(next) = fetched.recv() else { return Ok(()) };
                         next

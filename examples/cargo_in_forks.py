@@ -9,8 +9,8 @@ its times in seconds; in the forks the time ends after a checkpoint of each, on 
 syncfs(2). Then, in MiB:
 
     output    what the builds wrote into their `target` directories, in blocks of 4 KiB
-    distinct  the different ones of these blocks
-    store     the growth of the store on disk, after all its layers were searched
+    distinct  the distinct blocks of these
+    store     the growth of the store on disk, after equal content was found
 
 The packages that PROJECT needs must be in the cache of cargo: it builds with `--offline`.
 """
@@ -37,7 +37,7 @@ def on_disk(path):
 
 
 def output_blocks(trees):
-    """All blocks in the `target` directories of trees, and the different ones. A file with several
+    """All blocks in the `target` directories of trees, and the distinct ones. A file with several
     names counts once."""
     count, distinct, seen = 0, set(), set()
     for tree in trees:

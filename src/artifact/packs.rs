@@ -2,11 +2,12 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::mpsc::{SyncSender, sync_channel};
+use std::thread::Builder;
 
 use super::cache::Cache;
 use super::manifest::PackBlob;
 use super::spool::Spool;
-use crate::error::{Error, Result};
+use crate::error::{Attempt, Error, Result};
 use crate::registry::{Meter, Repository};
 use crate::store::archive::index::{Frame, Index, chunk_in};
 use crate::store::archive::writer::HEAD;
@@ -159,11 +160,13 @@ impl Packs {
         std::thread::scope(|scope| {
             let (to, fetched) = sync_channel(WAITING_FRAMES);
             // After an error here, the thread has no receiver, and ends.
-            scope.spawn(move || {
+            let fetch = move || {
                 if let Err(error) = self.fetch_frames(repository, wanted, &to, meter) {
                     drop(to.send(Err(error)));
                 }
-            });
+            };
+            let thread = Builder::new().name("fetch".to_owned()).spawn_scoped(scope, fetch);
+            thread.attempt(|| "start a thread that fetches packs")?;
             loop {
                 let next = match fetched.try_recv() {
                     Ok(next) => next,

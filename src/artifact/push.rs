@@ -12,6 +12,7 @@ use std::io::{self, Write};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::thread::Builder;
 
 use parking_lot::Mutex;
 use tempfile::{NamedTempFile, TempPath};
@@ -135,25 +136,31 @@ impl<'a> Push<'a> {
         take: impl FnOnce(&mut dyn FnMut(&[u8]) -> Result<()>) -> Result<T> + Send,
     ) -> Result<(T, Pushing)> {
         let (to, ready) = sync_channel(WAITING_PACKS);
-        // Its last uploader drops it: then the packer waits no longer.
+        // The last uploader drops the receiver. Then the packer waits no longer.
         let ready = Arc::new(Mutex::new(ready));
         let is_over = AtomicBool::new(false);
         let pushing = Mutex::new(Pushing::default());
-        let (uploaded, packed) = std::thread::scope(|scope| {
-            let uploaders = [(); UPLOADS].map(|()| {
+        let (taken, used) = std::thread::scope(|scope| {
+            let mut uploaders = Vec::new();
+            for _ in 0..UPLOADS {
                 let (ready, pushing, is_over) = (Arc::clone(&ready), &pushing, &is_over);
-                scope.spawn(move || self.upload_packs(&ready, pushing, is_over, meter))
-            });
+                let upload = move || self.upload_packs(&ready, pushing, is_over, meter);
+                let thread = Builder::new().name("upload".to_owned()).spawn_scoped(scope, upload);
+                uploaders.push(thread.attempt(|| "start a thread that uploads packs")?);
+            }
             drop(ready);
             let mut packer = Packer::new(self, to, &is_over);
             let packed = take(&mut |bytes| packer.take(bytes));
             let packed = packed.and_then(|taken| Ok((taken, packer.finish()?)));
+            if packed.is_err() {
+                is_over.store(true, Ordering::SeqCst);
+            }
             let stopped = |_| Error::new(Kind::Failed, "upload the packs", "a thread has stopped");
-            let uploaded = uploaders.map(|one| one.join().map_err(stopped)?);
-            (uploaded.into_iter().collect::<Result<()>>(), packed)
-        });
-        uploaded?;
-        let (taken, used) = packed?;
+            let uploaded = uploaders.into_iter().map(|one| one.join().map_err(stopped)?);
+            // All are waited for.
+            let uploaded: Vec<Result<()>> = uploaded.collect();
+            uploaded.into_iter().collect::<Result<()>>().and(packed)
+        })?;
         let used = used.into_iter().filter_map(|number| self.packs.get(number as usize));
         let mut pushing = pushing.into_inner();
         pushing.new.sort_by_key(|(number, _)| *number);
@@ -176,7 +183,7 @@ impl<'a> Push<'a> {
             if is_over.load(Ordering::SeqCst) {
                 return Ok(());
             }
-            // After an error, this ends the packer and the other uploads.
+            // After an error the packer stops, and no other upload begins. Those under way end.
             self.upload_pack(next, pushing, meter)
                 .inspect_err(|_| is_over.store(true, Ordering::SeqCst))?;
         }

@@ -52,7 +52,7 @@ pub enum RaceOrder {
         #[serde(skip)]
         descriptors: Descriptors,
     },
-    /// Fails if the command does not reach that mount any more.
+    /// Fails if that mount was aborted or unmounted.
     Check,
     /// Ends that mount.
     End,

@@ -15,6 +15,7 @@ use crate::fs::{Fs, Kernel, Limits};
 use crate::fuse;
 use crate::fuse::{Handed, Mounted, Unmounter};
 use crate::sandbox::Sandbox;
+use crate::sys::mountinfo;
 
 /// A mounted head.
 pub(super) struct ServedHead {
@@ -142,9 +143,21 @@ impl ServedHead {
         self.sandbox.try_read().and_then(|open| open.clone())
     }
 
-    /// Whether programs still reach the mount.
+    /// Whether its FUSE connection is up.
     pub(super) fn is_connected(&self) -> bool {
         self.kernel.upgrade().is_some_and(|kernel| kernel.is_connected())
+    }
+
+    /// Whether its mount is visible in this mount namespace.
+    pub(super) fn is_visible(&self) -> bool {
+        let mounts = mountinfo::read().unwrap_or_default();
+        mounts.iter().any(|mount| mount.dev == self.unmounter.dev())
+    }
+
+    /// Whether its mount point does not lead to it any more, after a lazy unmount. That is not
+    /// known of a mount in another mount namespace.
+    pub(super) fn is_detached(&self) -> bool {
+        self.is_here && !self.is_visible()
     }
 
     /// Unmounts, on behalf of a client.

@@ -21,7 +21,6 @@ use crate::control::{Mounts, Waiting};
 use crate::error::{Attempt, Error, Kind, Result};
 use crate::fuse::{Mounted, Unmounter};
 use crate::sandbox::{Detail, Reply, Request, Sandbox};
-use crate::sys::mountinfo;
 
 /// The head that a command means by default.
 pub(super) const MAIN: &str = "main";
@@ -131,7 +130,7 @@ impl Heads {
             // umount(8) or a signal may just have removed the mount.
             let is_over = Instant::now() >= gone_until;
             if let Some(head) = mounted
-                && (is_over || is_visible(head.unmounter()))
+                && (is_over || head.is_visible())
             {
                 return Err(head.in_use(name));
             }
@@ -206,13 +205,13 @@ impl Heads {
         }
     }
 
-    /// Fails if programs do not reach the mount of a head any more. Then what they left is not
-    /// what they would have left in a sound tree.
+    /// Fails if the mount of a head was aborted or unmounted. Then the changes of the programs in
+    /// it may be incomplete.
     ///
     /// # Errors
     /// `Failed`.
     pub(super) fn check_served(&self, name: &str) -> Result<()> {
-        if self.get(name).is_some_and(|head| head.is_connected()) {
+        if self.get(name).is_some_and(|head| head.is_connected() && !head.is_detached()) {
             return Ok(());
         }
         let attempt = format!("serve head '{name}' until its command ended");
@@ -443,12 +442,6 @@ fn is_comparison(request: &Request) -> bool {
         }
         _ => false,
     }
-}
-
-/// Whether a mount is visible in this mount namespace.
-fn is_visible(unmounter: &Unmounter) -> bool {
-    let mounts = mountinfo::read().unwrap_or_default();
-    mounts.iter().any(|mount| mount.dev == unmounter.dev())
 }
 
 fn cannot_guard(error: &std::io::Error) {

@@ -179,7 +179,7 @@ impl ServedRace {
         Ok(())
     }
 
-    /// Fails if the command of an attempt does not reach its mount any more.
+    /// Fails if the mount of an attempt was aborted or unmounted.
     ///
     /// # Errors
     /// `Failed`.

@@ -110,7 +110,7 @@ impl Serving {
         &self.heads
     }
 
-    /// Fails if programs do not reach the mount of a head any more.
+    /// Fails if the mount of a head was aborted or unmounted.
     ///
     /// # Errors
     /// `Failed`.

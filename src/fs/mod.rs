@@ -318,8 +318,8 @@ pub trait Kernel: Send + Sync {
         Ok(Vec::new())
     }
 
-    /// Whether programs still reach the head. False as soon as its mount is aborted or unmounted by
-    /// hand, with `umount -f` or in `/sys/fs/fuse`.
+    /// Whether the FUSE connection is up. False as soon as it is aborted, with `umount -f` or in
+    /// `/sys/fs/fuse`.
     fn is_connected(&self) -> bool {
         true
     }

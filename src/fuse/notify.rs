@@ -123,11 +123,10 @@ impl Channel {
 }
 
 impl Session {
-    /// Whether the kernel still takes replies. It reports an error once the connection is aborted
-    /// or unmounted.
+    /// Whether the connection is up. The kernel reports an error on the device once it is aborted.
     pub(super) fn is_connected(&self) -> bool {
         let mut device = [PollFd::new(self.raw.as_fd(), PollFlags::empty())];
-        poll(&mut device, PollTimeout::ZERO) == Ok(0)
+        !matches!(poll(&mut device, PollTimeout::ZERO), Ok(1..))
     }
 
     /// Invalidates all dentries at once. fuser does not know this message:

@@ -117,7 +117,8 @@ impl Repository {
             let answer = self.http.send(call)?;
             match answer.status {
                 401 if !answer.is_elsewhere && !has_asked => {
-                    self.auth.challenged(&answer, scopes)?;
+                    let sent = call.authorization.as_deref();
+                    self.auth.challenged(&answer, sent, scopes)?;
                     let is_stream = matches!(call.payload, Payload::Stream(..));
                     if is_stream {
                         return Err(Fault::cut(&answer.request, "the token has expired"));

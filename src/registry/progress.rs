@@ -71,7 +71,7 @@ impl<'a> Meter<'a> {
         count.tell();
     }
 
-    /// Sets the count of a transfer back or ahead, to where it goes on.
+    /// Sets the count of a transfer to the offset `at` at which it resumes.
     pub(super) fn resume(&self, counted: u64, at: u64) {
         let mut count = self.0.lock();
         count.moved = count.moved.saturating_sub(counted).saturating_add(at);

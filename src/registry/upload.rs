@@ -60,7 +60,7 @@ struct Upload<'u, 'm> {
 }
 
 impl Upload<'_, '_> {
-    /// The transfer goes on at `at`.
+    /// The transfer resumes at offset `at`.
     fn resume(&mut self, at: u64) {
         self.meter.resume(self.counted, at);
         self.counted = at;

@@ -256,11 +256,11 @@ fn records_of_heads() {
             HeadRecord {
                 layer: LayerId(300),
                 forked_from: Some(fork),
-                merged: vec![merge],
+                merged: [merge].into(),
                 unresolved,
                 beside: [TreePath::parse(b"b").unwrap()].into(),
             },
-            "fb2c0101046d61696e07030509010814010161010162",
+            "fb2c0101046d61696e07030509011408010161010162",
         ),
     ]);
 }

@@ -191,7 +191,7 @@ impl Store {
     ///
     /// # Errors
     /// As [`Store::set_head`].
-    pub fn set_merged(&self, name: &str, merged: Vec<MergePoint>) -> Result<()> {
+    pub fn set_merged(&self, name: &str, merged: BTreeSet<MergePoint>) -> Result<()> {
         let missing = || Error::damage(format!("read head '{name}'"), "it is missing");
         let record = self.head(name)?.ok_or_else(missing)?;
         self.put_head(name, &HeadRecord { merged, ..record })

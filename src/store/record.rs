@@ -153,9 +153,9 @@ pub struct HeadRecord {
     pub layer: LayerId,
     /// Where the head was forked; `None` for the first head.
     pub forked_from: Option<ForkPoint>,
-    /// The merges of other heads into this one, and into heads that were dropped from it. Without
-    /// those that no state needs for a merge base any more, after gc.
-    pub merged: Vec<MergePoint>,
+    /// The merges of other heads into this one, and into heads that were dropped from it. gc
+    /// forgets a merge that no state needs for a merge base.
+    pub merged: BTreeSet<MergePoint>,
     /// The files into which merges wrote conflict markers. Some may have none any more.
     pub unresolved: BTreeSet<TreePath>,
     /// The paths at which merges put the other side of a conflict. Some may be gone.
@@ -168,7 +168,7 @@ impl HeadRecord {
         HeadRecord {
             layer,
             forked_from: None,
-            merged: Vec::new(),
+            merged: BTreeSet::new(),
             unresolved: BTreeSet::new(),
             beside: BTreeSet::new(),
         }
@@ -206,13 +206,13 @@ pub struct ForkPoint {
 }
 
 /// A merge of another head into this one.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct MergePoint {
-    /// The sealed state of the other head that was merged, or one from which it came.
-    pub layer: LayerId,
     /// The sealed state that the merge led to. It came from both. A state that does not come from
     /// it does not have the merge.
     pub into: LayerId,
+    /// The sealed state of the other head that was merged, or an ancestor of it.
+    pub layer: LayerId,
 }
 
 /// The layers that neither drop nor gc removes.

@@ -65,7 +65,7 @@ impl Timeline {
         let record = HeadRecord {
             layer,
             forked_from: Some(point),
-            merged: Vec::new(),
+            merged: BTreeSet::new(),
             unresolved: BTreeSet::new(),
             beside: BTreeSet::new(),
         };
@@ -190,12 +190,11 @@ impl Timeline {
     /// # Errors
     /// A failure of the store.
     pub fn note_merged(&self, layer: LayerId, into: LayerId) -> Result<()> {
-        self.add_merged(vec![MergePoint { layer, into }])
+        self.add_merged([MergePoint { layer, into }].into())
     }
 
-    fn add_merged(&self, new: Vec<MergePoint>) -> Result<()> {
-        let record = self.store.head(&self.head)?.ok_or_else(|| no_head("merge", &self.head))?;
-        let merged = [record.merged, new].concat();
+    fn add_merged(&self, mut merged: BTreeSet<MergePoint>) -> Result<()> {
+        merged.extend(self.store.head(&self.head)?.into_iter().flat_map(|head| head.merged));
         self.with_reserve(|| self.store.set_merged(&self.head, merged.clone()))
     }
 }

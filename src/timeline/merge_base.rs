@@ -4,10 +4,10 @@
 //! * A state comes from the states below it. The state that a merge led to comes from both heads.
 //! * The states that a state comes from have lower numbers.
 //!
-//! The merges of all heads count together: a record of a head has those of the head and of dropped
-//! ones. It has all of them, not only the last ones: after a restore, an earlier merge can be the
-//! last one again. When gc takes a merged state, the newest states that are left of those that it
-//! came from stand for it.
+//! A merge is a fact about two states, so it counts whichever head has it in its record. The
+//! records have all merges, not only the last ones: after a restore, an earlier merge can be the
+//! last one again. If gc collects a merged state, its newest remaining ancestors replace it in the
+//! record.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -24,31 +24,33 @@ struct Ancestry {
     merges: BTreeMap<LayerId, BTreeSet<LayerId>>,
 }
 
-/// A merge: the state that it led to, and the merged one.
-type Edge = (LayerId, LayerId);
-
 impl Ancestry {
     /// Adds a state and those that it continues to `line`, as far as they are not in it, and the
-    /// merges that led to them to `edges`.
-    fn follow(&self, from: LayerId, line: &mut BTreeSet<LayerId>, edges: &mut BTreeSet<Edge>) {
+    /// merges that led to them to `merges`.
+    fn follow(
+        &self,
+        from: LayerId,
+        line: &mut BTreeSet<LayerId>,
+        merges: &mut BTreeSet<MergePoint>,
+    ) {
         let mut at = Some(from);
-        while let Some(layer) = at.filter(|layer| line.insert(*layer)) {
-            let merged = self.merges.get(&layer).into_iter().flatten();
-            edges.extend(merged.map(|merged| (layer, *merged)));
-            at = self.below.get(&layer).copied();
+        while let Some(into) = at.filter(|layer| line.insert(*layer)) {
+            let merged = self.merges.get(&into).into_iter().flatten();
+            merges.extend(merged.map(|layer| MergePoint { into, layer: *layer }));
+            at = self.below.get(&into).copied();
         }
     }
 
     /// The states from which a state came, itself included, and the merges without which some of
     /// them would be missing.
-    fn origins(&self, from: LayerId) -> (BTreeSet<LayerId>, Vec<Edge>) {
-        let (mut origins, mut edges, mut used) = (BTreeSet::new(), BTreeSet::new(), Vec::new());
-        self.follow(from, &mut origins, &mut edges);
+    fn origins(&self, from: LayerId) -> (BTreeSet<LayerId>, Vec<MergePoint>) {
+        let (mut origins, mut merges, mut used) = (BTreeSet::new(), BTreeSet::new(), Vec::new());
+        self.follow(from, &mut origins, &mut merges);
         // The newest first: it often covers older ones.
-        while let Some((into, merged)) = edges.pop_last() {
-            if !origins.contains(&merged) {
-                self.follow(merged, &mut origins, &mut edges);
-                used.push((into, merged));
+        while let Some(merge) = merges.pop_last() {
+            if !origins.contains(&merge.layer) {
+                self.follow(merge.layer, &mut origins, &mut merges);
+                used.push(merge);
             }
         }
         (origins, used)
@@ -66,26 +68,50 @@ impl Ancestry {
         newest
     }
 
-    /// The newest states from which `merged` came, among those for which `is_kept` says so. They
-    /// are what a merge of it brought to `into`, if the other states are gone.
-    fn brought(
+    /// The newest ancestors of a merged state that remain, according to `remains`, without those
+    /// that the state after the merge continues anyway.
+    fn remaining_ancestors(
         &self,
-        (into, merged): Edge,
-        is_kept: impl Fn(&LayerId) -> bool,
-    ) -> impl Iterator<Item = LayerId> {
-        let (origins, mut own) = (self.origins(merged).0, BTreeSet::new());
-        self.follow(into, &mut own, &mut BTreeSet::new());
-        let newest = self.newest(origins.into_iter().filter(is_kept));
-        newest.into_iter().filter(move |layer| !own.contains(layer))
+        merge: MergePoint,
+        remains: impl Fn(&LayerId) -> bool,
+    ) -> Vec<LayerId> {
+        let mut continued = BTreeSet::new();
+        self.follow(merge.into, &mut continued, &mut BTreeSet::new());
+        let origins = self.origins(merge.layer).0;
+        let mut newest = self.newest(origins.into_iter().filter(remains));
+        newest.retain(|layer| !continued.contains(layer));
+        newest
     }
 
-    /// The newest state with a merge that a state continues, or that state itself.
-    fn last_merge(&self, from: LayerId) -> Option<LayerId> {
-        let mut at = Some(from);
-        while let Some(layer) = at.filter(|layer| !self.merges.contains_key(layer)) {
-            at = self.below.get(&layer).copied();
+    /// The states at which the lines of these states part.
+    fn junctions(&self, states: impl Iterator<Item = LayerId>) -> BTreeSet<LayerId> {
+        let (mut seen, mut continued, mut junctions) =
+            (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
+        for state in states {
+            let mut at = Some(state);
+            while let Some(layer) = at.filter(|layer| seen.insert(*layer)) {
+                at = self.below.get(&layer).copied();
+                junctions.extend(at.filter(|below| !continued.insert(*below)));
+            }
         }
-        at
+        junctions
+    }
+
+    /// For each of these states the newest state with a merge that it continues, or that state
+    /// itself.
+    fn last_merges(&self, states: &[LayerId]) -> BTreeSet<LayerId> {
+        let (mut seen, mut last) = (BTreeSet::new(), BTreeSet::new());
+        for state in states {
+            let mut at = Some(*state);
+            while let Some(layer) = at.filter(|layer| seen.insert(*layer)) {
+                if self.merges.contains_key(&layer) {
+                    last.insert(layer);
+                    break;
+                }
+                at = self.below.get(&layer).copied();
+            }
+        }
+        last
     }
 }
 
@@ -143,52 +169,58 @@ impl Common {
     ///
     /// # Errors
     /// Damage.
-    pub(super) fn merged_states(&self, needed: &BTreeSet<LayerId>) -> Result<BTreeSet<LayerId>> {
+    pub(super) fn merge_bases(&self, needed: &BTreeSet<LayerId>) -> Result<BTreeSet<LayerId>> {
         let ancestry = self.merge_history()?;
-        if ancestry.merges.is_empty() {
-            return Ok(BTreeSet::new());
-        }
         let states: Vec<LayerId> = self.tops().into_iter().chain(needed.iter().copied()).collect();
-        let (mut lines, mut merges) = (BTreeSet::new(), BTreeSet::new());
-        for state in states {
-            ancestry.follow(state, &mut lines, &mut BTreeSet::new());
-            merges.extend(ancestry.last_merge(state));
-        }
-        let used: BTreeSet<Edge> =
-            merges.into_iter().flat_map(|into| ancestry.origins(into).1).collect();
+        let mut lines = BTreeSet::new();
+        states.iter().for_each(|state| ancestry.follow(*state, &mut lines, &mut BTreeSet::new()));
+        let last = ancestry.last_merges(&states);
+        let used: BTreeSet<MergePoint> =
+            last.into_iter().flat_map(|into| ancestry.origins(into).1).collect();
+        // No head continues these states any more. One that came by several merges can be a merge
+        // base of the heads that made them.
         let mut times: BTreeMap<LayerId, usize> = BTreeMap::new();
-        used.iter().for_each(|(_, merged)| *times.entry(*merged).or_default() += 1);
+        for merge in used.iter().filter(|merge| !lines.contains(&merge.layer)) {
+            let origins = ancestry.origins(merge.layer).0;
+            origins.difference(&lines).for_each(|layer| *times.entry(*layer).or_default() += 1);
+        }
+        let remains =
+            |layer: &LayerId| lines.contains(layer) || times.get(layer).is_some_and(|n| *n > 1);
         let mut kept = BTreeSet::new();
-        for edge in used {
-            // A state of a dropped head can still be common to several heads that have merged it.
-            let is_kept =
-                |layer: &LayerId| lines.contains(layer) || times.get(layer).is_some_and(|n| *n > 1);
-            let brought: Vec<LayerId> = ancestry.brought(edge, is_kept).collect();
-            if !brought.is_empty() {
-                kept.insert(edge.0);
-                kept.extend(brought);
+        for merge in used {
+            let states = match remains(&merge.layer) {
+                true => vec![merge.layer],
+                false => ancestry.remaining_ancestors(merge, remains),
+            };
+            if !states.is_empty() {
+                kept.insert(merge.into);
+                kept.extend(states);
             }
         }
+        kept.extend(ancestry.junctions(states.iter().chain(&kept.clone()).copied()));
         Ok(kept)
     }
 
-    /// Before gc takes the sealed states that are not in `needed`: has the records of merges name
-    /// those that stand for them.
+    /// Before gc collects the sealed states that are not in `needed`: replaces those of them that
+    /// were merged by their newest remaining ancestors.
     ///
     /// # Errors
     /// Damage, or a failure of the store.
     pub(super) fn replace_merged(&self, needed: &BTreeSet<LayerId>) -> Result<()> {
         let ancestry = self.merge_history()?;
-        let is_kept = |layer: &LayerId| needed.contains(layer);
         for (name, record) in self.store.head_records()? {
-            let mut merged = Vec::new();
-            for MergePoint { layer, into } in &record.merged {
-                let brought = ancestry.brought((*into, *layer), is_kept);
-                let points = brought.map(|layer| MergePoint { layer, into: *into });
-                merged.extend(points.filter(|point| is_kept(&point.into)));
+            let mut merged = BTreeSet::new();
+            for merge in record.merged.iter().filter(|merge| needed.contains(&merge.into)) {
+                if needed.contains(&merge.layer) {
+                    merged.insert(*merge);
+                    continue;
+                }
+                let remaining =
+                    ancestry.remaining_ancestors(*merge, |layer| needed.contains(layer));
+                merged.extend(remaining.into_iter().map(|layer| MergePoint { layer, ..*merge }));
             }
             if merged != record.merged {
-                self.store.set_merged(&name, merged)?;
+                self.with_reserve(|| self.store.set_merged(&name, merged.clone()))?;
             }
         }
         Ok(())

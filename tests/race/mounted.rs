@@ -235,20 +235,23 @@ fn abort_mount_of(pid: i32) {
 /// The command does half of its work, loses its tree, and ends as if nothing had happened.
 #[test]
 fn an_attempt_whose_mount_was_aborted_does_not_win() {
-    let script = "[ $JAILFS_ATTEMPT = 2 ] && { echo whole > n; sleep 2; exit 0; }
+    let script = "[ $JAILFS_ATTEMPT = 2 ] && { echo whole > n
+            while [ ! -e ../out/aborted ]; do sleep 0.02; done; sleep 1; exit 0; }
         echo half > n; sleep 72.5 & while echo > c; do sleep 0.02; done 2> /dev/null; exit 0";
     for is_mounted in [false, true] {
         let place = Place::new();
+        place.make_out();
         let at = if is_mounted { "mnt" } else { "base" };
         if is_mounted {
             place.mount();
         }
         let said = std::thread::scope(|scope| {
-            let options = "run --keep --forks 2 --jobs 2 -- sh -c".split(' ');
+            let options = "run --keep --forks 2 --jobs 2 --bind-rw ../out -- sh -c".split(' ');
             let racing = scope.spawn(|| place.call(at, options.chain([script])));
             let sleeper = || processes(b"sleep\x0072.5").first().copied();
             until("the first command works", || sleeper().is_some());
             abort_mount_of(sleeper().expect("it sleeps"));
+            place.write("out/aborted", "");
             racing.join().expect("it ends")
         });
         let (attempts, last) = race(&said);

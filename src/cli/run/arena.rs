@@ -167,7 +167,7 @@ impl Mounting<'_> {
         }
     }
 
-    /// Fails if the command does not reach the mount any more.
+    /// Fails if the mount was aborted or unmounted.
     ///
     /// # Errors
     /// `Failed`, and those of the daemon.

@@ -72,7 +72,7 @@ enum Served<'a> {
 }
 
 impl Served<'_> {
-    /// Fails if the program does not reach the tree any more.
+    /// Fails if the mount was aborted or unmounted.
     fn check(&self) -> Result<()> {
         match self {
             Served::Alone(serving, head) => serving.check_served(head),
@@ -176,7 +176,7 @@ impl Attempt<'_> {
             None => self.wait_for_end(&mut started),
         };
         let interrupted = started.is_interrupted();
-        // Before its mount ends with the last process.
+        // The mount ends with the last process, so it is checked now.
         let (left, was_served) = match outcome {
             Ok(Outcome::Ended(_)) => (started.remaining(), served.check()),
             _ => (Vec::new(), Ok(())),

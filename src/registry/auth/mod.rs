@@ -109,17 +109,26 @@ impl Auth {
         }
     }
 
-    /// Takes note of the challenge of a 401 answer. The token that was refused is forgotten.
+    /// Takes note of the challenge of a 401 answer, and forgets the token of the request, which had
+    /// the header `sent`. Another thread may have a newer one already.
     ///
     /// # Errors
     /// There is no challenge that this client understands.
-    pub(super) fn challenged(&self, answer: &Answer, scopes: &Scopes) -> Result<(), Fault> {
+    pub(super) fn challenged(
+        &self,
+        answer: &Answer,
+        sent: Option<&str>,
+        scopes: &Scopes,
+    ) -> Result<(), Fault> {
         let Some(found) = challenge::of_answer(answer) else {
             let reason = "the registry asks for a login in an unknown way";
             return Err(Fault::new(Class::Status(401), &answer.request, reason));
         };
         let mut state = self.state.lock();
-        state.tokens.remove(scopes);
+        let refused = sent.and_then(|header| header.strip_prefix("Bearer "));
+        if state.tokens.get(scopes).is_some_and(|token| Some(&*token.text) == refused) {
+            state.tokens.remove(scopes);
+        }
         state.challenge = Some(found);
         Ok(())
     }

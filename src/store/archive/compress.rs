@@ -34,7 +34,8 @@ impl Method {
 
 /// Compresses bytes. Bytes that do not become shorter are stored as they are, and so are those of
 /// which a sample does not: deflating them all would take 30 times as long as hashing them. The
-/// same bytes are always stored alike, so equal chunks make equal packs.
+/// same bytes are always stored alike, so equal chunks make equal packs. Bytes of which only the
+/// sampled ones are noise take more space than they need.
 pub fn compress(raw: &[u8]) -> (Method, Vec<u8>) {
     let is_worth_it = raw.len() < LEAST_SAMPLED || deflate(&sample(raw)).is_some();
     match is_worth_it.then(|| deflate(raw)).flatten() {

@@ -222,7 +222,7 @@ impl Common {
             }
         }
         // Without the records of all heads there is no collection.
-        needed.extend(self.merged_states(&needed).unwrap_or_default());
+        needed.extend(self.merge_bases(&needed).unwrap_or_default());
         let sealed: BTreeSet<LayerId> = self.sealed().iter().map(|l| l.header.layer).collect();
         needed.retain(|layer| sealed.contains(layer));
         needed

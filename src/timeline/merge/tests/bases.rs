@@ -10,7 +10,7 @@ use proptest::test_runner::{Config, TestCaseError, TestRunner};
 use super::epochs::Heads;
 use super::{Program, path};
 use crate::store::record::OpVerb;
-use crate::timeline::gc::Keep;
+use crate::timeline::gc::{Keep, is_checkpoint};
 use crate::timeline::merge::Rules;
 use crate::timeline::mounts::Mounts;
 use crate::timeline::{Target, Timeline};
@@ -210,6 +210,7 @@ fn a_dropped_head_that_two_heads_have_merged_is_a_merge_base() {
     let [a, b, short] = ["a", "b", "short"].map(|name| heads.fork_of(main, name));
     write(&short, "one");
     merge(&a, &short);
+    write(&short, "more");
     merge(&b, &short);
     drop(short);
     main.drop_head("short").unwrap();
@@ -278,8 +279,23 @@ impl Model {
         self.of(head).changes.insert(change);
     }
 
+    /// Runs gc, which drops most checkpoints if `drops`. The merge bases stay.
+    fn collect(&mut self, all: &[Arc<Timeline>], drops: bool) {
+        let bases = || [(0, 1), (0, 2), (1, 2)].map(|(a, b)| base(&all[a], &all[b]));
+        let before = bases();
+        let checkpoints = drops.then_some(1);
+        let keep = Keep { checkpoints, operations: 0, store_bytes: None, spared: BTreeSet::new() };
+        all[0].gc(&keep, false).unwrap();
+        assert_eq!(bases(), before);
+    }
+
     fn restore(&mut self, head: &Timeline, number: u8) {
-        let states: Vec<LayerId> = self.of_states.keys().copied().collect();
+        let is_there =
+            |layer: &LayerId| head.store().layer(*layer).is_some_and(|info| is_checkpoint(&info));
+        let states: Vec<LayerId> = self.of_states.keys().copied().filter(is_there).collect();
+        if states.is_empty() {
+            return;
+        }
         let layer = states[usize::from(number) % states.len()];
         restore(head, layer);
         *self.of(head) = self.of_states[&layer].clone();
@@ -346,7 +362,7 @@ fn merge_bases_of_random_histories_are_those_of_the_model() {
                 0..5 => model.change(head, other),
                 5..7 => model.seal(head),
                 7..9 => model.restore(head, other),
-                9 if other.is_multiple_of(4) => collect(head),
+                9 if other.is_multiple_of(4) => model.collect(&all, other.is_multiple_of(8)),
                 _ if model.merge(head, theirs)? => {}
                 _ => break,
             }

@@ -20,6 +20,30 @@ pub(super) struct Run {
     pub(super) len: u64,
 }
 
+/// The upper 16 bits of the hashes of the blocks. Most windows are not among them, and then need no
+/// look into the table.
+struct Prefixes(Vec<bool>);
+
+impl Prefixes {
+    fn of<'a>(hashes: impl Iterator<Item = &'a u64>) -> Prefixes {
+        let mut prefixes = Prefixes(vec![false; 1 << 16]);
+        for hash in hashes {
+            if let Some(known) = prefixes.0.get_mut(Prefixes::at(*hash)) {
+                *known = true;
+            }
+        }
+        prefixes
+    }
+
+    fn at(hash: u64) -> usize {
+        (hash >> 48) as usize
+    }
+
+    fn may_have(&self, hash: u64) -> bool {
+        self.0.get(Prefixes::at(hash)).is_some_and(|known| *known)
+    }
+}
+
 fn hash(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0, |hash, byte| hash.wrapping_mul(FACTOR).wrapping_add(u64::from(*byte)))
 }
@@ -34,6 +58,7 @@ pub(super) fn find(parts: &[(u64, Vec<u8>)], new: &[u8]) -> Vec<Run> {
             blocks.entry(hash(block)).or_insert((number, at * WINDOW));
         }
     }
+    let prefixes = Prefixes::of(blocks.keys());
     let out = (1..WINDOW).fold(FACTOR, |power, _| power.wrapping_mul(FACTOR));
     // How far each part was found. Bytes before are not searched again.
     let mut done = vec![0; parts.len()];
@@ -41,7 +66,8 @@ pub(super) fn find(parts: &[(u64, Vec<u8>)], new: &[u8]) -> Vec<Run> {
     let mut at = 0;
     let mut rolled = new.get(..WINDOW).map(hash);
     while let (Some(found), Some(window)) = (rolled, new.get(at..at + WINDOW)) {
-        let block = blocks.get(&found).and_then(|(number, start)| {
+        let known = prefixes.may_have(found).then(|| blocks.get(&found)).flatten();
+        let block = known.and_then(|(number, start)| {
             let (offset, bytes) = parts.get(*number)?;
             let rest = bytes.get(*start..)?;
             let is_free = done.get(*number).is_some_and(|done| start >= done);

@@ -151,7 +151,9 @@ impl Claims {
         });
         let claimed = self.prints.get(&now.ino).map_or(&[][..], Vec::as_slice);
         // The apply was interrupted while it rewrote the file in place.
-        let is_half_written = claimed.last().is_some_and(|print| print.ctime == ANY_TIMES);
+        let is_half_written = claimed
+            .last()
+            .is_some_and(|print| print.ctime == ANY_TIMES && [0, print.size].contains(&now.size));
         let is_claimed =
             is_half_written || claimed.iter().any(|print| same_content(print.size, print.mtime));
         if is_image || is_claimed {

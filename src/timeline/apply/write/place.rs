@@ -171,8 +171,9 @@ impl<'a> StateWriter<'a> {
         if !self.is_same(&change.old, &opened) {
             return Err(FsError::Drift(path.clone()));
         }
-        // While it is written, the file can have any size and times.
-        (self.claim)(path, Fingerprint { ctime: ANY_TIMES, ..opened.fingerprint() })?;
+        // While it is written, the file is empty or has its new size, and has any times.
+        let size = record.size();
+        (self.claim)(path, Fingerprint { ctime: ANY_TIMES, size, ..opened.fingerprint() })?;
         if let Err(error) = self.check_planned(dir, (path, name), &change.old) {
             // Nothing was written, so a rollback must not touch the file: this claim fits no file.
             (self.claim)(path, Fingerprint { size: u64::MAX, ..opened.fingerprint() })?;

@@ -29,6 +29,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::time::{Duration, Instant};
 
 use jailfs::error::Result;
+use jailfs::internals::store::archive::edits::{Edits, PastEdit, PathEdits, file_name};
 use jailfs::internals::store::archive::history::{Facts, History, Past};
 use jailfs::internals::store::archive::tree_blob::{Attributes, Event, Piece, TreeWriter};
 use jailfs::internals::store::archive::writer::PackWriter;
@@ -224,7 +225,31 @@ fn trees() -> Vec<Vec<u8>> {
     let facts = Facts { name: Some("green".to_owned()), ..Facts::default() };
     let past = Past::new(facts, &blob, &mut |_| Ok::<_, ()>(())).unwrap();
     let history = History { checkpoints: vec![past.clone(), past] };
-    vec![stream.0, blob.encode(), history.encode().unwrap()]
+    vec![
+        stream.0,
+        blob.encode(),
+        history.encode().unwrap(),
+        edit_histories(&mut Stream(Vec::new())),
+    ]
+}
+
+/// A document with two edits of a path.
+fn edit_histories(sink: &mut Stream) -> Vec<u8> {
+    let mut writer = TreeWriter::default();
+    let file =
+        Event::File { name: file_name(0).unwrap(), attributes: Attributes::default(), size: 0 };
+    let root = Event::Dir { name: None, attributes: Attributes::default() };
+    [root, file, Event::End].iter().try_for_each(|event| writer.write(event, sink)).unwrap();
+    let edit = |number, has_file| PastEdit {
+        number,
+        time: Timestamp { secs: 1, nanos: 2 },
+        kind: 1,
+        has_file,
+    };
+    let path = TreePath::parse(b"d/f").unwrap();
+    let edits = vec![edit(5, true), edit(3, false)];
+    let path = PathEdits { path, next: 6, undone_to: Some(3), edits };
+    Edits { files: writer.finish(sink).unwrap(), paths: vec![path] }.encode().unwrap()
 }
 
 #[test]

@@ -18,6 +18,8 @@ mod cuts;
 #[expect(dead_code, reason = "each test file uses another part of this")]
 #[path = "registry/cutter.rs"]
 mod cutter;
+#[path = "push/edits.rs"]
+mod edits;
 #[expect(dead_code, reason = "each test file uses another part of this")]
 #[path = "common/live.rs"]
 mod harness;

@@ -5,6 +5,7 @@
 //! * A forged pack, whose digests are right, still gives no byte that differs from its name.
 
 use jailfs::error::{Error, Kind, Result};
+use jailfs::internals::store::archive::edits::Edits;
 use jailfs::internals::store::archive::history::History;
 use jailfs::internals::store::archive::index::Index;
 use jailfs::internals::store::archive::reader::Pack;
@@ -66,6 +67,9 @@ impl ChunkSink for Stream {
 pub fn tree(data: &[u8]) {
     if let Ok(history) = History::parse(data) {
         assert_eq!(history.encode().expect("a history"), data, "a history has one form");
+    }
+    if let Ok(edits) = Edits::parse(data) {
+        assert_eq!(edits.encode().expect("edits"), data, "edits have one form");
     }
     if let Ok(blob) = TreeBlob::parse(data) {
         assert_eq!(blob.encode(), data, "a blob has one form");

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Kind, Result};
 use crate::registry::{Descriptor, Digest as BlobDigest};
+use crate::store::archive::edits::MAX_EDITS;
 use crate::store::archive::history::MAX_HISTORY;
 use crate::store::archive::tree_blob::MAX_BLOB;
 use crate::store::archive::writer::{FOOT, HEAD};
@@ -22,6 +23,7 @@ const ARTIFACT: &str = "application/vnd.jailfs.checkpoint.v1";
 const TREE: &str = "application/vnd.jailfs.tree.v1";
 const PACK: &str = "application/vnd.jailfs.pack.v1";
 const HISTORY: &str = "application/vnd.jailfs.history.v1";
+const EDITS: &str = "application/vnd.jailfs.edits.v1";
 /// The most packs of an artifact.
 const MAX_PACKS: usize = 8192;
 
@@ -35,6 +37,7 @@ const PARENT: &str = "vnd.jailfs.parent";
 const PACK_NAME: &str = "vnd.jailfs.pack";
 const INDEX: &str = "vnd.jailfs.index";
 const CHECKPOINTS: &str = "vnd.jailfs.checkpoints";
+const EDITS_COUNT: &str = "vnd.jailfs.edits";
 const THIN: &str = "vnd.jailfs.thin";
 
 /// The facts about a checkpoint that people want to know.
@@ -77,6 +80,8 @@ pub struct Artifact {
     pub(super) tree_blob: Descriptor,
     /// The history, and the number of checkpoints in it.
     pub(super) history: Option<(Descriptor, u64)>,
+    /// The edit history of its head, and the number of edits in it.
+    pub(super) edits: Option<(Descriptor, u64)>,
     /// The packs that have its chunks.
     pub(super) packs: Vec<PackBlob>,
 }
@@ -110,6 +115,11 @@ impl Artifact {
         self.history.as_ref().map_or(0, |(_, count)| *count)
     }
 
+    /// The number of edits that can come along.
+    pub fn edits(&self) -> u64 {
+        self.edits.as_ref().map_or(0, |(_, count)| *count)
+    }
+
     /// The bytes of the manifest. The same artifact gives the same bytes.
     ///
     /// # Errors
@@ -127,9 +137,11 @@ impl Artifact {
             let names = [(PACK_NAME, name.to_string()), (INDEX, index)];
             part(PACK, blob, names.map(|(key, value)| (key.to_owned(), value)).into())
         };
-        let history = self.history.iter().map(|(blob, count)| {
-            part(HISTORY, blob, [(CHECKPOINTS.to_owned(), count.to_string())].into())
-        });
+        let counted = |media_type: &str, name: &str, (blob, count): &(Descriptor, u64)| {
+            part(media_type, blob, [(name.to_owned(), count.to_string())].into())
+        };
+        let history = self.history.iter().map(|it| counted(HISTORY, CHECKPOINTS, it));
+        let edits = self.edits.iter().map(|it| counted(EDITS, EDITS_COUNT, it));
         let About { created, head, name, message, parent } = &self.about;
         let annotations = [
             (CREATED, Some(created.clone())),
@@ -147,7 +159,7 @@ impl Artifact {
             media_type: Some(MANIFEST.to_owned()),
             artifact_type: Some(ARTIFACT.to_owned()),
             config: part(TREE, &self.tree_blob, BTreeMap::new()),
-            layers: history.chain(self.packs.iter().map(pack)).collect(),
+            layers: history.chain(edits).chain(self.packs.iter().map(pack)).collect(),
             annotations: annotations
                 .filter_map(|(key, value)| Some((key.to_owned(), value?)))
                 .collect(),
@@ -178,14 +190,37 @@ fn blob_of(part: &Part) -> std::result::Result<Descriptor, String> {
     Ok(Descriptor { digest: BlobDigest::parse(&part.digest)?, size: part.size })
 }
 
-/// The history of a layer, and the number of its checkpoints.
-fn history_of(part: &Part) -> std::result::Result<(Descriptor, u64), String> {
-    let blob = blob_of(part)?;
-    if blob.size > MAX_HISTORY as u64 {
-        return Err(format!("its history has {} bytes, more than 64 MiB", blob.size));
+/// A document that goes along with the state.
+struct Companion {
+    media_type: &'static str,
+    /// The annotation with the number of its elements.
+    count: &'static str,
+    most: usize,
+    what: &'static str,
+}
+
+const WITH_HISTORY: Companion =
+    Companion { media_type: HISTORY, count: CHECKPOINTS, most: MAX_HISTORY, what: "a history" };
+const WITH_EDITS: Companion =
+    Companion { media_type: EDITS, count: EDITS_COUNT, most: MAX_EDITS, what: "an edit history" };
+
+impl Companion {
+    /// Takes the document from the front of the layers, if it is there, and the number of its
+    /// elements.
+    fn take(&self, layers: &mut &[Part]) -> std::result::Result<Option<(Descriptor, u64)>, String> {
+        let Some((part, rest)) = layers.split_first() else { return Ok(None) };
+        if part.media_type != self.media_type {
+            return Ok(None);
+        }
+        *layers = rest;
+        let (blob, what, most) = (blob_of(part)?, self.what, self.most >> 20);
+        if blob.size > self.most as u64 {
+            return Err(format!("it has {what} of {} bytes, more than {most} MiB", blob.size));
+        }
+        let count = part.annotations.get(self.count).and_then(|text| text.parse().ok());
+        let count = count.ok_or_else(|| format!("it has {what} without a number"))?;
+        Ok(Some((blob, count)))
     }
-    let count = part.annotations.get(CHECKPOINTS).and_then(|text| text.parse().ok());
-    Ok((blob, count.ok_or("it has a history without a number of checkpoints")?))
 }
 
 fn parse(bytes: &[u8]) -> std::result::Result<Artifact, String> {
@@ -198,17 +233,15 @@ fn parse(bytes: &[u8]) -> std::result::Result<Artifact, String> {
     if tree_blob.size > MAX_BLOB as u64 {
         return Err(format!("its tree blob has {} bytes, more than 64 MiB", tree_blob.size));
     }
-    let history = match document.layers.first() {
-        Some(first) if first.media_type == HISTORY => Some(history_of(first)?),
-        _ => None,
-    };
-    let packs_at = usize::from(history.is_some());
-    if document.layers.len() - packs_at > MAX_PACKS {
+    let mut layers = document.layers.as_slice();
+    let history = WITH_HISTORY.take(&mut layers)?;
+    let edits = WITH_EDITS.take(&mut layers)?;
+    if layers.len() > MAX_PACKS {
         return Err(format!("it has more than {MAX_PACKS} packs"));
     }
     let mut names = BTreeSet::new();
     let mut packs = Vec::new();
-    for part in document.layers.iter().skip(packs_at) {
+    for part in layers {
         if part.media_type != PACK {
             return Err("it has a layer that is no pack".to_owned());
         }
@@ -235,6 +268,7 @@ fn parse(bytes: &[u8]) -> std::result::Result<Artifact, String> {
         is_thin: take(THIN).is_some_and(|text| text == "true"),
         tree_blob,
         history,
+        edits,
         packs,
     })
 }
@@ -270,6 +304,7 @@ mod tests {
             is_thin: true,
             tree_blob: Descriptor::of(b"tree"),
             history: Some((Descriptor { size: 777, ..Descriptor::of(b"history") }, 5)),
+            edits: Some((Descriptor { size: 778, ..Descriptor::of(b"edits") }, 6)),
             packs: vec![PackBlob { blob, name: Digest([2; 32]), index }],
         }
     }
@@ -279,8 +314,8 @@ mod tests {
         let bytes = artifact().encode().unwrap();
         assert_eq!(Artifact::parse(&bytes, "it").unwrap(), Some(artifact()));
         let none = About { name: None, message: String::new(), parent: None, ..artifact().about };
-        let bare = Artifact { packs: Vec::new(), history: None, is_thin: false, ..artifact() };
-        let bare = Artifact { about: none, ..bare };
+        let bare = Artifact { packs: Vec::new(), history: None, edits: None, ..artifact() };
+        let bare = Artifact { about: none, is_thin: false, ..bare };
         assert_eq!(Artifact::parse(&bare.encode().unwrap(), "it").unwrap(), Some(bare));
     }
 
@@ -308,6 +343,10 @@ mod tests {
             ("\"size\":777", "\"size\":67108865"),
             ("\"vnd.jailfs.checkpoints\":\"5\"", "\"vnd.jailfs.checkpoints\":\"-5\""),
             ("\"vnd.jailfs.checkpoints\"", "\"x\""),
+            ("\"size\":778", "\"size\":134217729"),
+            ("\"vnd.jailfs.edits\":\"6\"", "\"vnd.jailfs.edits\":\"x\""),
+            (EDITS, HISTORY),
+            (EDITS, "application/octet-stream"),
             (HISTORY, "application/octet-stream"),
             (PACK, HISTORY),
             (PACK, "application/octet-stream"),

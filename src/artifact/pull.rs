@@ -9,9 +9,10 @@ use super::sending::{Sending, Take};
 use super::spool::Spool;
 use crate::error::{Error, Kind, Result};
 use crate::registry::{Descriptor, Digest as BlobDigest, Meter, Repository, Version};
+use crate::store::archive::edits::{Edits, FileCheck};
 use crate::store::archive::history::{History, Past};
 use crate::store::archive::tree_blob::{Event, Piece, TreeBlob, load};
-use crate::store::archive::{Chunk, ChunkRef};
+use crate::store::archive::{Chunk, ChunkRef, Flaw};
 
 /// A pull in progress.
 pub struct Pull<'a> {
@@ -21,6 +22,7 @@ pub struct Pull<'a> {
     manifest: BlobDigest,
     blob: TreeBlob,
     history: History,
+    edits: Option<Edits>,
     /// The number of the newest checkpoint of the history that the sandbox has.
     present: Option<usize>,
     packs: Packs,
@@ -52,6 +54,12 @@ pub(super) fn no_such(version: &Version) -> Error {
         .hint("'jailfs ls' lists the tags")
 }
 
+fn without_edits(version: &Version) -> Error {
+    let why = "it was pushed without --edits";
+    Error::new(Kind::NoStore, format!("find the edit history of '{version}'"), why)
+        .hint("pull without --edits")
+}
+
 /// Fetches the history of an artifact, whose manifest says its number of checkpoints.
 fn read_history(
     repository: &Repository,
@@ -69,17 +77,35 @@ fn read_history(
     }
 }
 
+/// Fetches the edits of an artifact, whose manifest says their number.
+fn read_edits(
+    repository: &Repository,
+    (blob, count): &(Descriptor, u64),
+    meter: &Meter<'_>,
+) -> Result<Edits> {
+    meter.expect(blob.size);
+    let mut bytes = Vec::new();
+    repository.fetch_blob(blob, &mut bytes, meter)?;
+    let damage = |why: String| Error::damage("read the edit history", why);
+    let edits = Edits::parse(&bytes).map_err(|flaw| damage(flaw.0))?;
+    match edits.count() == *count {
+        true => Ok(edits),
+        false => Err(damage(format!("it does not have the {count} edits of the manifest"))),
+    }
+}
+
 impl<'a> Pull<'a> {
     /// Reads the manifest, the tree blob, the history, and the indexes of the packs. `count` is the
-    /// number of checkpoints that come along; `None` for all that were pushed.
+    /// number of checkpoints that come along; `None` for all that were pushed. With `with_edits`
+    /// the edit history comes along.
     ///
     /// # Errors
-    /// There is no such checkpoint; the registry does not answer or refuses; or what it sends is
-    /// malformed or damaged.
+    /// There is no such checkpoint, or no edit history; the registry does not answer or refuses; or
+    /// what it sends is malformed or damaged.
     pub fn begin(
         repository: &'a Repository,
         cache: &'a Cache,
-        (version, count): (&Version, Option<u64>),
+        (version, count, with_edits): (&Version, Option<u64>, bool),
         meter: &Meter<'_>,
     ) -> Result<Pull<'a>> {
         let found = artifact(repository, version)?;
@@ -99,6 +125,11 @@ impl<'a> Pull<'a> {
         let most = count.and_then(|count| usize::try_from(count).ok()).unwrap_or(usize::MAX);
         let left_out = history.checkpoints.len().saturating_sub(most);
         history.checkpoints.drain(..left_out);
+        let edits = match &artifact.edits {
+            _ if !with_edits => None,
+            Some(known) => Some(read_edits(repository, known, meter)?),
+            None => return Err(without_edits(version)),
+        };
         let packs = Packs::open(repository, cache, &artifact.packs, meter)?;
         let spool = Spool::open(&cache.pull(&artifact.tree))?;
         Ok(Pull {
@@ -108,6 +139,7 @@ impl<'a> Pull<'a> {
             manifest,
             blob,
             history,
+            edits,
             present: None,
             packs,
             spool,
@@ -169,6 +201,7 @@ impl<'a> Pull<'a> {
             streams.extend(past.blob(&self.spool)?.chunks());
         }
         streams.extend(self.present_blob()?.iter().flat_map(TreeBlob::chunks));
+        streams.extend(self.edits.iter().flat_map(|edits| edits.files.chunks()));
         self.fetch_chunks(streams.into_iter(), meter)?;
         let (spool, packs) = (&self.spool, &self.packs);
         let mut wanted = Wanted::new();
@@ -183,6 +216,14 @@ impl<'a> Pull<'a> {
                 .map_err(|error| error.during(past.label()))?;
         }
         load(&self.blob, spool, &mut note)?;
+        if let Some(edits) = &self.edits {
+            let mut check = FileCheck::default();
+            let damage = |flaw: Flaw| Error::damage("read the edit history", flaw.0);
+            load(&edits.files, spool, &mut |event| {
+                check.see(&event).map_err(damage)?;
+                note(event)
+            })?;
+        }
         self.packs.fetch(self.repository, &wanted, &mut self.spool, meter)
     }
 
@@ -199,7 +240,7 @@ impl<'a> Pull<'a> {
     }
 
     /// Writes the states that the sandbox lacks: the checkpoints, and the pulled state unless it is
-    /// the last one of them.
+    /// the last one of them. The edits follow.
     ///
     /// # Errors
     /// Those of `take`, and damage of the cache.
@@ -210,10 +251,10 @@ impl<'a> Pull<'a> {
         for past in self.missing() {
             sending.state(&past.blob(&self.spool)?, Some(&past.facts))?;
         }
-        match self.history().last().is_some_and(|last| last.tree == self.artifact.tree) {
-            true => Ok(()),
-            false => sending.state(&self.blob, None),
+        if self.history().last().is_none_or(|last| last.tree != self.artifact.tree) {
+            sending.state(&self.blob, None)?;
         }
+        self.edits.as_ref().map_or(Ok(()), |edits| sending.edits(edits))
     }
 
     /// Ends the pull after the sandbox has the state. `key` names the store and the repository.

@@ -25,10 +25,11 @@ use crate::error::{Attempt, Error, Kind, Result};
 use crate::registry::{
     Descriptor, Digest as BlobDigest, Hasher, Meter, Pushed, Repository, Version,
 };
+use crate::store::archive::edits::Edits;
 use crate::store::archive::history::History;
 use crate::store::archive::tree_blob::TreeBlob;
 use crate::store::archive::writer::{HEAD, PackWriter};
-use crate::store::archive::{Chunk, Digest};
+use crate::store::archive::{Chunk, Digest, Flaw};
 use crate::types::ByteRange;
 
 /// With more packs than this, the smallest are packed anew.
@@ -228,7 +229,7 @@ impl<'a> Push<'a> {
         key: &str,
         meter: &Meter<'_>,
     ) -> Result<PushOutcome> {
-        let Described { blob, history, is_thin } = *state;
+        let Described { blob, history, edits, is_thin } = *state;
         let count = history.checkpoints.len() as u64;
         let encoded = history.encode();
         let encoded = encoded
@@ -236,6 +237,15 @@ impl<'a> Push<'a> {
             .map(|bytes| (count > 0).then_some(bytes))?;
         let history = match encoded {
             Some(bytes) => Some((self.upload_bytes(bytes, &mut pushing, meter)?, count)),
+            None => None,
+        };
+        let edits = match edits {
+            Some(edits) => {
+                let encoded = edits.encode();
+                let refused = |flaw: Flaw| Error::new(Kind::Failed, "push the edits", flaw.0);
+                let encoded = encoded.map_err(refused)?;
+                Some((self.upload_bytes(encoded, &mut pushing, meter)?, edits.count()))
+            }
             None => None,
         };
         let tree_blob = self.upload_bytes(blob.encode(), &mut pushing, meter)?;
@@ -247,7 +257,7 @@ impl<'a> Push<'a> {
         });
         let about = About { parent, ..about };
         let (entries, packs) = (blob.entries(), pushing.packs);
-        let artifact = Artifact { about, entries, tree, is_thin, tree_blob, history, packs };
+        let artifact = Artifact { about, entries, tree, is_thin, tree_blob, history, edits, packs };
         let encoded = artifact.encode()?;
         let manifest = BlobDigest::of(&encoded);
         let was_there = self.at_tag.is_some_and(|(_, digest)| digest == manifest);
@@ -268,6 +278,8 @@ pub struct Described<'a> {
     pub blob: &'a TreeBlob,
     /// The checkpoints that lead to it.
     pub history: &'a History,
+    /// The edits of its head.
+    pub edits: Option<&'a Edits>,
     /// Whether the descriptions rely on files of the base.
     pub is_thin: bool,
 }

@@ -7,8 +7,9 @@ use std::collections::HashMap;
 use std::io;
 
 use super::spool::Spool;
-use crate::error::{Attempt, Result};
+use crate::error::{Attempt, Error, Result};
 use crate::store::archive::bytes::{put_bytes, put_number, put_signed};
+use crate::store::archive::edits::Edits;
 use crate::store::archive::history::Facts;
 use crate::store::archive::tree_blob::{
     ContentDigest, Event, Piece, TreeBlob, load, put_event, put_magic,
@@ -91,7 +92,22 @@ impl<'a> Sending<'a> {
         Ok(())
     }
 
-    /// Sends an event of the only state.
+    /// Sends edits, with all of their content.
+    ///
+    /// # Errors
+    /// As [`Sending::state`].
+    pub(super) fn edits(&mut self, edits: &Edits) -> Result<()> {
+        let encoded = edits.encode();
+        let encoded = encoded.map_err(|flaw| Error::damage("send the edits", flaw.0))?;
+        self.buffer.push(2);
+        put_bytes(&mut self.buffer, &encoded);
+        put_magic(&mut self.buffer);
+        load(&edits.files, self.spool, &mut |event| self.event(&event))?;
+        self.send(0)?;
+        (self.take)(None).attempt(|| "send the edits")
+    }
+
+    /// Sends an event of the only state, or of edits.
     fn event(&mut self, event: &Event) -> Result<()> {
         put_event(event, &mut self.buffer)?;
         match event {

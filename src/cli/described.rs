@@ -6,6 +6,7 @@ use super::target::{Target, wrong_answer};
 use crate::error::{Attempt, Error, Kind, Result};
 use crate::sandbox::transfer::{FrameReader, Part, Stream};
 use crate::sandbox::{DescribeTerms, Described, Reply, Request};
+use crate::store::archive::edits::{Edits, is_document};
 use crate::store::archive::tree_blob::TreeBlob;
 
 /// One part of a description.
@@ -14,6 +15,8 @@ pub(super) enum Got<'b> {
     Chunk(&'b [u8]),
     /// The end of a state, whose chunks came before.
     State(TreeBlob),
+    /// The end of the edits, whose chunks came before.
+    Edits(Edits),
 }
 
 /// Asks the sandbox to describe states, and gives the pipe to `consume` meanwhile. The sandbox
@@ -68,10 +71,7 @@ impl Source {
                 Part::Bytes if is_blob => blob.extend_from_slice(&bytes),
                 Part::Bytes => take(Got::Chunk(&bytes))?,
                 Part::End if is_blob => {
-                    let parsed = TreeBlob::parse(&std::mem::take(&mut blob));
-                    let parsed =
-                        parsed.map_err(|flaw| Error::new(Kind::Failed, "read the state", flaw.0));
-                    take(Got::State(parsed?))?;
+                    take(parse(&std::mem::take(&mut blob))?)?;
                     is_blob = false;
                 }
                 Part::End => is_blob = true,
@@ -79,4 +79,12 @@ impl Source {
             }
         }
     }
+}
+
+fn parse<'b>(blob: &[u8]) -> Result<Got<'b>> {
+    let parsed = match is_document(blob) {
+        true => Edits::parse(blob).map(Got::Edits),
+        false => TreeBlob::parse(blob).map(Got::State),
+    };
+    parsed.map_err(|flaw| Error::new(Kind::Failed, "read the state", flaw.0))
 }

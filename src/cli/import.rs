@@ -114,6 +114,7 @@ pub(super) fn tell(imported: &Imported, verb: &str, is_json: bool) -> Result<()>
             entries: imported.entries,
             left_out: imported.left_out,
             checkpoints: imported.checkpoints,
+            edits: imported.edits,
             unnamed: imported.unnamed.clone(),
             before: imported.before.map(|before| before.0),
             undo: imported.undo,
@@ -139,6 +140,11 @@ pub(super) fn tell(imported: &Imported, verb: &str, is_json: bool) -> Result<()>
         0 => {}
         1 => out.line("1 checkpoint came along"),
         count => out.line(&format!("{count} checkpoints came along")),
+    }
+    match imported.edits {
+        0 => {}
+        1 => out.line("1 edit came along"),
+        count => out.line(&format!("{count} edits came along")),
     }
     for name in &imported.unnamed {
         let name = format::one_line(name);

@@ -204,6 +204,7 @@ pub(super) enum Line {
         entries: u64,
         left_out: u64,
         checkpoints: u64,
+        edits: u64,
         #[serde(skip_serializing_if = "Vec::is_empty")]
         unnamed: Vec<String>,
         before: Option<u32>,

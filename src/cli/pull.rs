@@ -37,6 +37,10 @@ pub(super) struct Pull {
     /// Take along at most this many of the checkpoints that were pushed with it; the default is all
     #[arg(long, value_name = "N")]
     history: Option<u64>,
+    /// Replace the edit history of each file that was pushed with one. The state must have been
+    /// pushed with --edits
+    #[arg(long)]
+    edits: bool,
     /// Detach mounts on directories that disappear, instead of refusing
     #[arg(long)]
     detach_mounts: bool,
@@ -54,7 +58,7 @@ impl Pull {
         let repository = self.reach.open(&reference)?;
         let cache = remote::cache()?;
         let (download, after, bytes) = remote::with_progress("pulling", |meter| {
-            let wanted = (&reference.version(), self.history);
+            let wanted = (&reference.version(), self.history, self.edits);
             let mut download = Download::begin(&repository, &cache, wanted, meter)?;
             let after = self.find_present(&mut target, &mut download)?;
             self.offer_present(&mut target, &mut download)?;
@@ -151,11 +155,12 @@ impl Pull {
 /// Offers all chunks of a state of the sandbox. Returns its tree blob.
 fn offer(target: &mut Target, state: Rev, download: &mut Download<'_>) -> Result<TreeBlob> {
     let (is_thin, stream) = (download.is_thin(), Stream::default());
-    let terms = DescribeTerms { state, history: 0, is_thin, stream };
+    let terms = DescribeTerms { state, history: 0, is_thin, has_edits: false, stream };
     let (_, blob) = described::describe(target, terms, |source| {
         let mut last = None;
         source.receive(&mut |got| match got {
             Got::Chunk(bytes) => download.offer(bytes),
+            Got::Edits(_) => Err(wrong_answer()),
             Got::State(blob) => {
                 last = Some(blob);
                 Ok(())

@@ -18,6 +18,7 @@ use crate::registry::{Meter, Reference, Version};
 use crate::sandbox::transfer::Stream;
 use crate::sandbox::{Checkpoint, DescribeTerms, Described, Rev};
 use crate::store::archive::Chunk;
+use crate::store::archive::edits::Edits;
 use crate::store::archive::history::{Facts, History, Past};
 use crate::store::archive::tree_blob::TreeBlob;
 
@@ -41,6 +42,9 @@ pub(super) struct Push {
     /// Push this many of the checkpoints that lead to the state as well, with names and messages
     #[arg(long, value_name = "N", default_value_t = 0)]
     history: u64,
+    /// Push the edit history of single files as well. The state must be '@'
+    #[arg(long)]
+    edits: bool,
     /// Name files of the base by their digests instead of sending their content. Such a state can
     /// be pulled only onto a base with the same files
     #[arg(long)]
@@ -60,6 +64,15 @@ impl Push {
             return Err(Error::new(Kind::Usage, attempt, "a digest cannot be chosen")
                 .hint("name a tag: HOST[:PORT]/NAME:TAG"));
         };
+        if self.edits && self.state != "@" {
+            let why = "only the tree as it is now has an edit history";
+            return Err(Error::new(
+                Kind::Usage,
+                format!("push the edits of '{}'", self.state),
+                why,
+            )
+            .hint("push '@', or leave out --edits"));
+        }
         let parent = self.parent(&reference)?;
         let mut target = Target::find(global)?;
         let repository = self.reach.open(&reference)?;
@@ -97,18 +110,21 @@ impl Push {
             state: Rev::parse(&self.state),
             history: self.history,
             is_thin: self.thin,
+            has_edits: self.edits,
             stream: Stream::default(),
         };
-        let (described, ((blob, pasts), pushing)) = described::describe(target, terms, |source| {
+        let (described, (received, pushing)) = described::describe(target, terms, |source| {
             upload.upload(meter, |take| receive(source, take))
         })?;
+        let Received { blob, pasts, edits } = received;
         let checkpoints = pasts.into_iter().zip(&described.history);
         let checkpoints = checkpoints.map(|(mut past, one)| {
             past.facts = facts(one);
             past
         });
         let history = History { checkpoints: checkpoints.collect() };
-        let state = Pushed { blob: &blob, history: &history, is_thin: self.thin };
+        let state =
+            Pushed { blob: &blob, history: &history, edits: edits.as_ref(), is_thin: self.thin };
         upload.finish(pushing, &state, about(described), key, meter)
     }
 
@@ -131,11 +147,8 @@ impl Push {
                 1 => format!("1 blob sent, {}", format::size(*bytes)),
                 _ => format!("{blobs} blobs sent, {}", format::size(*bytes)),
             };
-            let along = match artifact.checkpoints() {
-                0 => String::new(),
-                1 => ", 1 checkpoint".to_owned(),
-                count => format!(", {count} checkpoints"),
-            };
+            let checkpoints = along(artifact.checkpoints(), "checkpoint");
+            let along = checkpoints + &along(artifact.edits(), "edit");
             out.line(&format!("pushed {state} to {reference}: {entries} entries{along}, {sent}"));
         }
         out.line(&format!("digest: {manifest}"));
@@ -143,15 +156,33 @@ impl Push {
     }
 }
 
+/// A count of things that go along with a state, for people.
+fn along(count: u64, what: &str) -> String {
+    match count {
+        0 => String::new(),
+        1 => format!(", 1 {what}"),
+        count => format!(", {count} {what}s"),
+    }
+}
+
+/// A description that the sandbox sent.
+struct Received {
+    /// The last state.
+    blob: TreeBlob,
+    /// The checkpoints, without the facts about them.
+    pasts: Vec<Past>,
+    edits: Option<Edits>,
+}
+
 /// Receives the chunks of the states, and passes on those of the tree blobs of the checkpoints.
-/// Returns the blob of the last state, and the checkpoints without the facts about them.
-fn receive(
-    source: Source,
-    take: &mut dyn FnMut(&[u8]) -> Result<()>,
-) -> Result<(TreeBlob, Vec<Past>)> {
-    let (mut last, mut pasts) = (None::<TreeBlob>, Vec::new());
+fn receive(source: Source, take: &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<Received> {
+    let (mut last, mut pasts, mut edits) = (None::<TreeBlob>, Vec::new(), None);
     source.receive(&mut |got| match got {
         Got::Chunk(bytes) => take(bytes),
+        Got::Edits(document) => {
+            edits = Some(document);
+            Ok(())
+        }
         Got::State(blob) => {
             if let Some(past) = last.replace(blob) {
                 let each = &mut |chunk: Chunk<'_>| take(chunk.bytes());
@@ -160,7 +191,7 @@ fn receive(
             Ok(())
         }
     })?;
-    Ok((last.ok_or_else(wrong_answer)?, pasts))
+    Ok(Received { blob: last.ok_or_else(wrong_answer)?, pasts, edits })
 }
 
 fn facts(checkpoint: &Checkpoint) -> Facts {

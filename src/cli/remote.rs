@@ -106,6 +106,7 @@ pub(super) struct What<'a> {
     message: &'a str,
     entries: u64,
     checkpoints: u64,
+    edits: u64,
     thin: bool,
 }
 
@@ -127,6 +128,7 @@ impl<'a> What<'a> {
             message: &about.message,
             entries: artifact.entries,
             checkpoints: artifact.checkpoints(),
+            edits: artifact.edits(),
             thin: artifact.is_thin,
         }
     }

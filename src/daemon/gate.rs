@@ -86,6 +86,7 @@ mod tests {
             state: Rev::Now,
             history: 0,
             is_thin: false,
+            has_edits: false,
             stream: Default::default(),
         };
         assert_eq!(gate(&Request::Describe(describe)).unwrap_err().attempt, "push or pull");

@@ -54,7 +54,8 @@ use crate::tree::{Edit, Misfit, Tree};
 use crate::types::{ByteRange, Epoch, LayerId, Name, NodeId, TreePath};
 
 pub use edits::{
-    EditInfo, EditsSavepoint, Histories as EditHistories, Step, StepError, Stepped, Tended,
+    EditInfo, EditsSavepoint, Histories as EditHistories, MAX_EXTENTS, PathEdits, Step, StepError,
+    Stepped, Tended,
 };
 pub use journal::OpenJournal;
 pub use links::{LinkReply, Move, Refusal, Refused};

@@ -4,18 +4,19 @@ use std::sync::atomic::Ordering;
 
 use nix::unistd::geteuid;
 
-use crate::error::{Attempt, Result};
-use crate::fs::State;
+use crate::error::{Attempt, Error, Kind, Result};
+use crate::fs::{PathEdits, State};
 use crate::sandbox::states::checkpoint_of;
 use crate::sandbox::transfer::FrameWriter;
 use crate::sandbox::{
     DescribeTerms, Described, Detail, ExportTerms, Exported, ImportTerms, Imported, Restored, Rev,
     Sandbox,
 };
+use crate::store::archive::Flaw;
 use crate::store::layer::LayerInfo;
 use crate::store::record::Header;
 use crate::timeline::Target;
-use crate::timeline::archive::Describer;
+use crate::timeline::archive::{Describer, describe_edits};
 use crate::timeline::diff::PathChange;
 use crate::timeline::export;
 use crate::timeline::import::{Form, Limits, Onto, Received};
@@ -51,6 +52,7 @@ impl Sandbox {
     ) -> Result<Described> {
         let go = || self.interrupts.load(Ordering::SeqCst) == interrupts;
         let target = self.fixed_target(&terms.state, "before push")?;
+        let edits = terms.has_edits.then(|| self.fs().edit_histories());
         let past = self.history_of(target, terms.history);
         let mut describer = Describer::new(terms.is_thin, !past.is_empty());
         let mut to = FrameWriter::new(terms.stream.sink(&go)?);
@@ -67,6 +69,13 @@ impl Sandbox {
             described.map_err(|error| error.during(format!("describe checkpoint {layer}")))?;
         }
         let entries = describe(target)?;
+        if let Some(edits) = edits {
+            let encoded = describe_edits(self.fs(), edits, &mut to)?.encode();
+            let refused = |Flaw(why)| Error::new(Kind::Failed, "describe the edit history", why);
+            to.end_archive().attempt(|| "write the edits")?;
+            to.bytes(&encoded.map_err(refused)?).attempt(|| "write the edits")?;
+            to.end_archive().attempt(|| "write the edits")?;
+        }
         to.commit().attempt(|| "write the state")?;
         let layer = target.layer.and_then(|id| self.timeline.store().layer(id));
         let as_checkpoint = |info: &LayerInfo| checkpoint_of(info, self.timeline.parent());
@@ -122,13 +131,18 @@ impl Sandbox {
         }
         self.check_seen(into)?;
         self.timeline.check_new_head(into)?;
-        let received = self.receive(terms, self, interrupts)?;
+        let mut received = self.receive(terms, self, interrupts)?;
         let made = self.timeline.fork(&[into.to_owned()], Some(received.target));
         made.inspect_err(|error| {
             if !error.is_done {
                 self.timeline.drop_received(&received);
             }
         })?;
+        let edits = match received.edits.take() {
+            Some(edits) => self.seen_head(into).and_then(|head| head.adopt(edits)),
+            None => Ok(0),
+        };
+        let edits = edits.map_err(|error| error.after(format!("head '{into}' was made")))?;
         let nothing = Restored {
             to: terms.name.clone(),
             before: None,
@@ -136,7 +150,7 @@ impl Sandbox {
             detached: Vec::new(),
             changes: self.lister(Detail::NameStatus).finish(),
         };
-        Ok(imported(terms, into, received, nothing, true))
+        Ok(Imported { edits, ..imported(terms, into, received, nothing, true) })
     }
 
     /// Imports into this head. `asked` is the sandbox that the request was sent to.
@@ -146,7 +160,7 @@ impl Sandbox {
         asked: &Sandbox,
         interrupts: u64,
     ) -> Result<Imported> {
-        let received = self.receive(terms, asked, interrupts)?;
+        let mut received = self.receive(terms, asked, interrupts)?;
         let mounts = if terms.detach_mounts { Mounts::Detach } else { Mounts::Refuse };
         let mut lister = self.lister(Detail::NameStatus);
         let mut list = |from: &State, to: &State, change: PathChange| lister.add(from, to, &change);
@@ -157,9 +171,18 @@ impl Sandbox {
                 self.timeline.drop_received(&received);
             }
         })?;
+        // Last, because they replace what the head has noted of the files that the pull replaced.
+        let edits = received.edits.take().map_or(Ok(0), |edits| self.adopt(edits))?;
         let changes = lister.finish();
         let restored = Restored { to: terms.name.clone(), before, undo, detached, changes };
-        Ok(imported(terms, self.head_name(), received, restored, false))
+        let head = self.head_name();
+        Ok(Imported { edits, ..imported(terms, head, received, restored, false) })
+    }
+
+    /// Replaces edit histories by those that came with a state.
+    fn adopt(&self, edits: Vec<PathEdits>) -> Result<u64> {
+        let adopted = self.timeline.adopt_edits(edits);
+        adopted.map_err(|error| error.after("the pull was done".to_owned()))
     }
 
     fn receive(&self, terms: &ImportTerms, asked: &Sandbox, interrupts: u64) -> Result<Received> {
@@ -207,6 +230,7 @@ fn imported(
         entries: received.entries,
         left_out: received.left_out,
         checkpoints: received.checkpoints,
+        edits: 0,
         unnamed: received.unnamed,
         before: restored.before,
         undo: restored.undo,

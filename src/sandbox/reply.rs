@@ -417,6 +417,8 @@ pub struct Imported {
     pub left_out: u64,
     /// The number of checkpoints that came along.
     pub checkpoints: u64,
+    /// The number of edits that came along.
+    pub edits: u64,
     /// The names of those that have none here, because another checkpoint has the name.
     pub unnamed: Vec<String>,
     /// The automatic seal with the tree as it was before.

@@ -176,7 +176,9 @@ pub struct DescribeTerms {
     pub history: u64,
     /// Names files of the base by their digests instead of their content.
     pub is_thin: bool,
-    /// The end of a pipe for the chunks and the tree blob of each state, as
+    /// Describes the edit history of the head as well, after the state.
+    pub has_edits: bool,
+    /// The end of a pipe for the chunks and the tree blob of each state, and those of the edits, as
     /// [`FrameReader`](super::transfer::FrameReader) reads them.
     #[serde(skip)]
     pub stream: Stream,

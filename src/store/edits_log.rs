@@ -57,6 +57,28 @@ pub enum How {
     Undone,
 }
 
+impl How {
+    const ALL: [How; 7] = [
+        How::Written,
+        How::Truncated,
+        How::Replaced,
+        How::Removed,
+        How::Moved,
+        How::Restored,
+        How::Undone,
+    ];
+
+    /// Its code in documents that leave the machine: 0 to 6, in the order of the variants.
+    pub fn code(self) -> u8 {
+        self as u8
+    }
+
+    /// The kind with this code.
+    pub fn of_code(code: u8) -> Option<How> {
+        How::ALL.get(usize::from(code)).copied()
+    }
+}
+
 /// The content that a path had.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Content {

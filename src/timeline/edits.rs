@@ -1,7 +1,7 @@
 //! Undo and redo of single files, and the entries that a restore adds to the edit history.
 
 use crate::error::{Attempt, Error, FsError, Kind, Result};
-use crate::fs::{State, Step, StepError, Stepped, Tended};
+use crate::fs::{PathEdits, State, Step, StepError, Stepped, Tended};
 use crate::timeline::Timeline;
 use crate::timeline::diff;
 use crate::timeline::diff::What;
@@ -32,6 +32,18 @@ impl Timeline {
         let done = |error: Error| error.after(format!("{} was done", attempt(path, step)));
         synced.and(invalidated).map_err(done)?;
         Ok(stepped)
+    }
+
+    /// Replaces the edit histories of paths by those that came with a state, which the head shows.
+    /// Returns the number of edits.
+    ///
+    /// # Errors
+    /// The sync failed: a power cut may then take them.
+    pub fn adopt_edits(&self, edits: Vec<PathEdits>) -> Result<u64> {
+        let _operation = self.lock_operation();
+        let count = self.fs.adopt_edits(edits);
+        self.with_reserve(|| self.fs.secure_edits())?;
+        Ok(count)
     }
 
     /// Shrinks the edit history, until `is_ending` returns true. While files are being edited it

@@ -22,6 +22,8 @@ struct Forged {
     pack_name: Digest,
     blob: Vec<u8>,
     entries: u64,
+    /// The edits, and their number.
+    edits: Option<(Vec<u8>, u64)>,
 }
 
 /// The attributes of a node: mode 0644 or 0755, owner 0, and three times.
@@ -48,31 +50,77 @@ fn stream(entries: impl FnOnce(&mut Vec<u8>)) -> Vec<u8> {
     out
 }
 
-fn forge(stream: &[u8], entries: u64) -> Forged {
-    let mut pack = PackWriter::new(Vec::new()).unwrap();
-    let chunk = Chunk::new(stream).unwrap();
-    pack.add(chunk).unwrap();
-    pack.add(Chunk::new(b"content").unwrap()).unwrap();
-    let (pack, pack_name, index) = pack.finish().unwrap();
+/// The tree blob of a stream.
+fn blob_of(stream: &[u8], entries: u64) -> Vec<u8> {
     let mut blob = b"jailfs-state  1\n".to_vec();
     put_number(&mut blob, entries);
     put_number(&mut blob, 1);
     put_number(&mut blob, stream.len() as u64);
-    blob.extend(chunk.digest().0);
+    blob.extend(Digest::of(stream).0);
+    blob
+}
+
+fn forge(stream: &[u8], entries: u64) -> Forged {
+    forge_with(&[stream], entries)
+}
+
+/// An artifact whose state is the first stream, with the chunks of all of them.
+fn forge_with(streams: &[&[u8]], entries: u64) -> Forged {
+    let mut pack = PackWriter::new(Vec::new()).unwrap();
+    for bytes in streams.iter().chain([&&b"content"[..]]) {
+        pack.add(Chunk::new(bytes).unwrap()).unwrap();
+    }
+    let (pack, pack_name, index) = pack.finish().unwrap();
+    let blob = blob_of(streams[0], entries);
     let index = (HEAD + index.stored(), index.encode().len());
-    Forged { pack, index, pack_name, blob, entries }
+    Forged { pack, index, pack_name, blob, entries, edits: None }
+}
+
+/// An artifact with an empty file, edits of these files, and this list of them.
+fn forge_edits(files: &[u8], entries: u64, list: impl FnOnce(&mut Vec<u8>)) -> Forged {
+    let state = stream(|out| file(out, b"empty", 0));
+    let mut edits = b"jailfs-edits  1\n".to_vec();
+    put_bytes(&mut edits, &blob_of(files, entries));
+    list(&mut edits);
+    Forged { edits: Some((edits, 1)), ..forge_with(&[&state, files], 2) }
+}
+
+/// An edit: number, seconds, nanoseconds, kind, files before it.
+type Edit = (u64, u64, u64, u64, u64);
+
+/// The edits of a path in a list of edits.
+fn path(out: &mut Vec<u8>, path: &[u8], (next, undone_to): (u64, u64), edits: &[Edit]) {
+    put_bytes(out, path);
+    put_number(out, next);
+    put_number(out, undone_to);
+    put_number(out, edits.len() as u64);
+    for (number, secs, nanos, kind, files) in edits {
+        for value in [number, secs, nanos, kind, files] {
+            put_number(out, *value);
+        }
+    }
 }
 
 impl Forged {
     fn manifest(&self) -> String {
         let (pack, blob) = (BlobDigest::of(&self.pack), BlobDigest::of(&self.blob));
         let (start, len) = self.index;
+        let edits = self.edits.iter().map(|(bytes, count)| {
+            format!(
+                r#"{{"mediaType":"application/vnd.jailfs.edits.v1","digest":"{}","size":{},
+                "annotations":{{"vnd.jailfs.edits":"{count}"}}}},"#,
+                BlobDigest::of(bytes),
+                bytes.len(),
+            )
+        });
+        let edits: String = edits.collect();
         format!(
             r#"{{"schemaVersion":2,"mediaType":"{MANIFEST}",
             "artifactType":"application/vnd.jailfs.checkpoint.v1",
             "config":{{"mediaType":"application/vnd.jailfs.tree.v1","digest":"{blob}","size":{}}},
-            "layers":[{{"mediaType":"application/vnd.jailfs.pack.v1","digest":"{pack}","size":{},
-            "annotations":{{"vnd.jailfs.pack":"{}","vnd.jailfs.index":"{start}+{len}"}}}}],
+            "layers":[{edits}{{"mediaType":"application/vnd.jailfs.pack.v1","digest":"{pack}",
+            "size":{},"annotations":
+                {{"vnd.jailfs.pack":"{}","vnd.jailfs.index":"{start}+{len}"}}}}],
             "annotations":{{"vnd.jailfs.entries":"{}","vnd.jailfs.tree":"{}"}}}}"#,
             self.blob.len(),
             self.pack.len(),
@@ -95,7 +143,8 @@ impl World {
         let options = Options { plain_http: PlainHttp::Loopback, ..Options::default() };
         let reference = Reference::parse(&reference).unwrap();
         let repository = Repository::open(&reference, &options).unwrap();
-        for blob in [&forged.pack, &forged.blob] {
+        let edits = forged.edits.iter().map(|(bytes, _)| bytes);
+        for blob in [&forged.pack, &forged.blob].into_iter().chain(edits) {
             let mut source = Cursor::new(blob);
             let descriptor = Descriptor::of(blob);
             repository.push_blob(&descriptor, &mut source, None, &Meter::silent()).unwrap();
@@ -107,8 +156,18 @@ impl World {
     /// A pull fails with this text, in time and without a change.
     fn refuses(&self, what: &str, part: &str) {
         let reference = format!("{}/repo:x", self.registry.address);
-        let words = ["pull", &reference, "--plain-http"];
-        let output = Machine::new().try_run(&self.live, &words);
+        self.refuses_pull(&["pull", &reference, "--plain-http"], what, part);
+    }
+
+    /// The same of a pull with edits.
+    fn refuses_edits(&self, what: &str, part: &str) {
+        let reference = format!("{}/repo:x", self.registry.address);
+        self.refuses_pull(&["pull", &reference, "--edits", "--plain-http"], what, part);
+        assert_eq!(self.live.sh("ls .jailfs/history"), "", "{what}");
+    }
+
+    fn refuses_pull(&self, words: &[&str], what: &str, part: &str) {
+        let output = Machine::new().try_run(&self.live, words);
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         assert!(matches!(output.status.code(), Some(1 | 4)), "{what}: {said}");
         assert!(said.contains(part), "{what}: {said}");
@@ -123,6 +182,7 @@ fn hostile_artifacts_are_refused_and_change_nothing() {
     let world = World { registry: Partner::start(None, None), live, before };
     streams(&world);
     documents(&world);
+    edits(&world);
     // The forger can also be honest: without a flaw, the artifact is pulled.
     let good = forge(&stream(|out| file(out, b"empty", 0)), 2);
     world.push(&good, &good.manifest());
@@ -249,4 +309,209 @@ fn documents(world: &World) {
     other.blob = b"something else".to_vec();
     world.push(&other, &other.manifest());
     world.refuses("a blob of another form", "its end is missing");
+}
+
+type List = fn(&mut Vec<u8>);
+
+/// A list of edits with one path.
+fn single(out: &mut Vec<u8>, name: &[u8], numbers: (u64, u64), edits: &[Edit]) {
+    put_number(out, 1);
+    path(out, name, numbers, edits);
+}
+
+/// Edit histories with a flaw.
+fn edits(world: &World) {
+    edit_numbers(world);
+    edit_lists(world);
+    edit_files(world);
+    edit_documents(world);
+}
+
+/// Paths and numbers that no store has.
+fn edit_numbers(world: &World) {
+    const EDIT: Edit = (1, 0, 0, 0, 0);
+    type Row<'a> = (&'a str, &'a str, &'a [u8], (u64, u64), &'a [Edit]);
+    let table: [Row<'_>; 11] = [
+        ("a path that climbs", "'../x' is not a path", b"../x", (2, 0), &[EDIT]),
+        ("an absolute path", "'/x' is not a path", b"/x", (2, 0), &[EDIT]),
+        ("the root", "is not a path", b"", (2, 0), &[EDIT]),
+        ("an edit twice", "'x': edit 1 does not", b"x", (2, 0), &[EDIT; 2]),
+        ("no edits", "'x': no edits", b"x", (2, 0), &[]),
+        ("an undo to nothing", "'x': an undo", b"x", (9, 5), &[EDIT]),
+        ("edit 0", "'x': edit 0", b"x", (2, 0), &[(0, 0, 0, 0, 0)]),
+        ("a huge number", "'x': the number", b"x", (1 << 32, 0), &[EDIT]),
+        ("too many nanoseconds", "'x': the nano", b"x", (2, 0), &[(1, 0, 1_000_000_000, 0, 0)]),
+        ("a kind of no edit", "'x': the kind", b"x", (2, 0), &[(1, 0, 0, 7, 0)]),
+        ("no file", "another number of files", b"x", (2, 0), &[(1, 0, 0, 0, 1)]),
+    ];
+    for (what, part, name, numbers, edits) in table {
+        let list = |out: &mut Vec<u8>| single(out, name, numbers, edits);
+        let forged = forge_edits(&stream(|_| {}), 1, list);
+        world.push(&forged, &forged.manifest());
+        world.refuses_edits(what, part);
+    }
+}
+
+/// Lists that are cut, endless, or in another order.
+fn edit_lists(world: &World) {
+    let table: [(&str, &str, List); 5] = [
+        ("a path twice", "'x' does not ascend", |out| {
+            put_number(out, 2);
+            path(out, b"x", (2, 0), &[(1, 0, 0, 0, 0)]);
+            path(out, b"x", (2, 0), &[(1, 0, 0, 0, 0)]);
+        }),
+        ("endless paths", "the number of paths", |out| put_number(out, u64::MAX)),
+        ("endless edits", "'x': the number of edits", |out| {
+            put_number(out, 1);
+            put_bytes(out, b"x");
+            [2, 0, u64::MAX, 0, 0, 0].iter().for_each(|value| put_number(out, *value));
+        }),
+        ("an endless path", "path 1: the length", |out| {
+            put_number(out, 1);
+            put_number(out, u64::MAX);
+            out.extend([0; 64]);
+        }),
+        ("no list", "its end is missing", |_| {}),
+    ];
+    for (what, part, list) in table {
+        let forged = forge_edits(&stream(|_| {}), 1, list);
+        world.push(&forged, &forged.manifest());
+        world.refuses_edits(what, part);
+    }
+}
+
+/// A list with one file.
+fn with_file(out: &mut Vec<u8>) {
+    single(out, b"x", (2, 0), &[(1, 0, 0, 0, 1)]);
+}
+
+/// Files that are none, or have content that is not there.
+fn edit_files(world: &World) {
+    let chunk = |out: &mut Vec<u8>, len: u64, bytes: &[u8]| {
+        put_number(out, len << 1 | 1);
+        out.extend(Digest::of(bytes).0);
+    };
+    let trees = [
+        ("a file of another name", "file 0", stream(|out| file(out, b"x", 0)), 2),
+        (
+            "a link as the file",
+            "file 0",
+            stream(|out| {
+                out.push(3);
+                put_bytes(out, b"00000000");
+                attributes(out);
+                put_bytes(out, b"/etc/passwd");
+            }),
+            2,
+        ),
+        (
+            "a directory as the file",
+            "file 0",
+            stream(|out| {
+                out.push(1);
+                put_bytes(out, b"00000000");
+                attributes(out);
+                out.push(0);
+            }),
+            2,
+        ),
+        ("fewer files than entries", "number of entries", stream(|_| {}), 2),
+        (
+            "a chunk that is nowhere",
+            "no pack of the artifact",
+            stream(|out| {
+                file(out, b"00000000", 3);
+                chunk(out, 3, b"abc");
+            }),
+            2,
+        ),
+        (
+            "a chunk of another length",
+            "are others",
+            stream(|out| {
+                file(out, b"00000000", 3);
+                chunk(out, 3, b"content");
+            }),
+            2,
+        ),
+        (
+            "a file larger than any",
+            "a file has at most",
+            stream(|out| {
+                file(out, b"00000000", (1 << 62) + (1 << 61));
+                put_number(out, ((1 << 62) + (1 << 61)) << 1);
+            }),
+            2,
+        ),
+    ];
+    for (what, part, files, entries) in trees {
+        let forged = forge_edits(&files, entries, with_file);
+        world.push(&forged, &forged.manifest());
+        world.refuses_edits(what, part);
+    }
+}
+
+/// Manifests with a flaw in what they say of the edits.
+fn edit_documents(world: &World) {
+    let files = stream(|out| file(out, b"00000000", 0));
+    let good = forge_edits(&files, 2, with_file);
+    let manifest = good.manifest();
+    let (bytes, _) = good.edits.as_ref().unwrap();
+    let size = format!("\"size\":{},\n                \"annotations\"", bytes.len());
+    for (what, part, from, to) in [
+        (
+            "another number of edits",
+            "the 2 edits",
+            "\"vnd.jailfs.edits\":\"1\"",
+            "\"vnd.jailfs.edits\":\"2\"",
+        ),
+        ("no number of edits", "without a number", "\"vnd.jailfs.edits\"", "\"x\""),
+        ("gigantic edits", "more than 128 MiB", &size, "\"size\":1000000000000,\"annotations\""),
+    ] {
+        assert!(manifest.contains(from), "{what}: {manifest}");
+        world.push(&good, &manifest.replace(from, to));
+        world.refuses_edits(what, part);
+    }
+    let state = BlobDigest::of(&good.blob).to_string();
+    let from = BlobDigest::of(bytes).to_string();
+    let swapped = manifest
+        .replace(&from, &state)
+        .replace(&size, &format!("\"size\":{},\"annotations\"", good.blob.len()));
+    world.push(&good, &swapped);
+    world.refuses_edits("edits that are none", "not an edit history");
+}
+
+#[test]
+fn edits_of_a_foreign_artifact_with_extreme_values_are_shown_and_undone() {
+    let live = Live::new("mkdir d; echo b > b");
+    let world = World { registry: Partner::start(None, None), live, before: Vec::new() };
+    let files = stream(|out| {
+        file(out, b"00000000", 1 << 40);
+        put_number(out, 1 << 41);
+        file(out, b"00000001", 7);
+        put_number(out, 7 << 1 | 1);
+        out.extend(Digest::of(b"content").0);
+    });
+    let forged = forge_edits(&files, 3, |out| {
+        put_number(out, 3);
+        path(out, b"b", (1 << 31, 0), &[((1 << 31) - 1, u64::MAX, 999_999_999, 6, 1)]);
+        path(out, b"d", (2, 1), &[(1, u64::MAX - 1, 0, 5, 1)]);
+        path(out, b"no/such/path", (2, 0), &[(1, 0, 0, 0, 0)]);
+    });
+    let forged = Forged { edits: forged.edits.map(|(bytes, _)| (bytes, 3)), ..forged };
+    world.push(&forged, &forged.manifest());
+    let reference = format!("{}/repo:x", world.registry.address);
+    Machine::new().run(&world.live, &["pull", &reference, "--edits", "--plain-http"]);
+    assert_eq!(world.live.sh("ls"), "empty\n");
+    world.live.sh("cat .jailfs/history/d/1 | grep content; find .jailfs/history -ls");
+    for name in ["b", "d", "no/such/path"] {
+        let said = world.live.jailfs(&["history", name]);
+        assert_eq!(said.lines().count(), 1, "{said}");
+    }
+    world.live.jailfs(&["undo", "b"]);
+    assert_eq!(world.live.sh("stat -c %s b"), format!("{}\n", 1u64 << 40));
+    world.live.sh("echo more > b; echo again > b");
+    world.live.jailfs(&["undo", "d"]);
+    assert_eq!(world.live.read("d"), "content");
+    world.live.jailfs(&["check", "--read-data"]);
 }

@@ -25,6 +25,7 @@ mod pinned_ranges;
 mod recording;
 mod rolling_match;
 mod sharing;
+mod travel;
 mod undo;
 
 use std::collections::HashMap;
@@ -47,12 +48,13 @@ use pending_backups::PendingBackups;
 use pinned_ranges::PinnedRanges;
 pub(super) use recording::Touch;
 pub use sharing::Tended;
+pub use travel::PathEdits;
 pub use undo::{EditInfo, Step, StepError, Stepped};
 
 /// An edit ends when its file was not changed for this long.
 pub const QUIET: Duration = Duration::from_secs(1);
 /// A file with more extents is not kept: its history would cost more than it is worth.
-const MAX_EXTENTS: usize = 4096;
+pub const MAX_EXTENTS: usize = 4096;
 /// With this many active edits, the ended ones are removed from the table.
 const PRUNE_ACTIVE: usize = 4096;
 

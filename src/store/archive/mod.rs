@@ -17,6 +17,7 @@
 pub mod bytes;
 pub mod chunker;
 pub mod compress;
+pub mod edits;
 pub mod history;
 pub mod index;
 pub mod packs;

@@ -221,7 +221,7 @@ impl Walk<'_> {
 }
 
 /// Cuts the content of a file into pieces. `path` names it in errors.
-fn cut(
+pub(super) fn cut(
     state: &State,
     found: &Found,
     size: u64,
@@ -294,7 +294,7 @@ fn base_path(state: &State, found: &Found) -> std::result::Result<Option<TreePat
 
 /// The attributes of a node. Reading changes the time of access of a base node behind the sandbox,
 /// so there the time of the last change stands for it: a state has one description.
-fn attributes(found: &Found, node: &Node) -> Attributes {
+pub(super) fn attributes(found: &Found, node: &Node) -> Attributes {
     let meta = node.meta;
     let is_lower = matches!(found, Found::Base(..));
     Attributes {

@@ -8,9 +8,11 @@ mod build;
 mod cold;
 mod content;
 mod describe;
+mod edits;
 #[cfg(test)]
 mod tests;
 
 #[cfg(test)]
 use describe::describe;
 pub use describe::{Describer, content_digest};
+pub use edits::describe_edits;

@@ -12,6 +12,7 @@
 
 mod builder;
 mod content;
+mod edits;
 mod entry;
 mod place;
 mod purge;
@@ -23,7 +24,7 @@ use std::io::Read;
 use builder::Builder;
 
 use crate::error::{Attempt, Error, Kind, Result};
-use crate::fs::State;
+use crate::fs::{PathEdits, State};
 use crate::store::layer::Upper;
 use crate::store::record::{LayerKind, OpVerb, Record};
 use crate::sys::memory;
@@ -110,6 +111,8 @@ pub struct Received {
     layers: Vec<LayerId>,
     /// The number of checkpoints that came along.
     pub checkpoints: u64,
+    /// The edit histories that came along.
+    pub edits: Option<Vec<PathEdits>>,
     /// The names of those that have none here, because another checkpoint has the name.
     pub unnamed: Vec<String>,
     /// The number of entries.
@@ -150,7 +153,8 @@ impl Timeline {
             Ok((entries, left_out)) => {
                 let target = Target { layer: Some(id), epoch };
                 let (layers, unnamed) = (vec![id], Vec::new());
-                Ok(Received { target, layers, checkpoints: 0, unnamed, entries, left_out })
+                let (checkpoints, edits) = (0, None);
+                Ok(Received { target, layers, checkpoints, edits, unnamed, entries, left_out })
             }
             Err(error) => Err(self.withdraw_received(layer, error)),
         }

@@ -2,11 +2,13 @@
 //!
 //! ```text
 //! state        0 | stream; or 1 | name | message | seconds signed | nanoseconds | stream
+//! edits        2 | document, with its length | stream
 //! after a File 0: the bytes of each chunk follow its name | 1: the content is that of the file
 //!              which stands at the path before, and no bytes follow
 //! ```
 //!
-//! A state with 1 is a checkpoint. An empty file has no byte after it.
+//! A state with 1 is a checkpoint. An empty file has no byte after it. Edits come last
+//! (`store/archive/edits.rs`).
 //!
 //! The reader of the stream checks its rules: names without a path, in order, and links to earlier
 //! entries only. So an entry lies in the directory that began last, and the stream reaches nothing
@@ -20,9 +22,10 @@ use super::bad;
 use super::builder::{Builder, Dir};
 use super::content::{Content, Old, Receiving};
 use super::place::{self, Placed, Wanted, of_fs};
-use crate::error::{Attempt, Error, FsError, Kind, Result};
+use crate::error::{self, Attempt, Error, FsError, Result};
 use crate::fs::{Found, MAX_FILE_SIZE, State};
 use crate::store::archive::bytes::{self, Input, cut_off};
+use crate::store::archive::edits::{Edits, MAX_EDITS};
 use crate::store::archive::tree_blob::{Attributes, Event, Piece, TreeReader};
 use crate::store::archive::{Digest, Flaw};
 use crate::store::record::Seal;
@@ -34,7 +37,7 @@ use crate::types::{ByteRange, FileKind, Ino, Name, Timestamp, TreePath};
 const BUFFER: usize = 256 << 10;
 
 /// Bytes that arrive.
-struct Arriving<R>(BufReader<R>);
+pub(super) struct Arriving<R>(BufReader<R>);
 
 fn failed(error: std::io::Error) -> Flaw {
     match error.kind() {
@@ -60,7 +63,7 @@ impl<R: Read> Input for Arriving<R> {
     }
 }
 
-type Stream<R> = TreeReader<Arriving<R>>;
+pub(super) type Stream<R> = TreeReader<Arriving<R>>;
 
 /// The most bytes of the name and of the message of a checkpoint.
 const MAX_NAME: usize = 255;
@@ -71,25 +74,46 @@ const MAX_NAMED: usize = 100;
 /// A state that arrives.
 pub(super) struct Incoming<R>(Stream<R>);
 
+/// The kind of a stream.
+pub(super) enum Kind {
+    /// The last state.
+    Last,
+    /// A checkpoint.
+    Checkpoint(Seal),
+    /// The files before edits.
+    Edits(Edits),
+}
+
 impl<R: Read> Incoming<R> {
-    /// Reads what stands before the stream. Returns the seal of a checkpoint as well.
+    /// Reads what stands before the stream.
     ///
     /// # Errors
     /// It is malformed; those of the sender.
-    pub(super) fn begin(from: R) -> Result<(Incoming<R>, Option<Seal>)> {
+    pub(super) fn begin(from: R) -> Result<(Incoming<R>, Kind)> {
         let mut input = Arriving(BufReader::with_capacity(BUFFER, from));
-        let seal = take_seal(&mut input);
-        let seal = seal.map_err(|flaw| Error::damage("read the state", flaw.0))?;
-        Ok((Incoming(TreeReader::new(input, "the state")), seal))
+        let kind = take_kind(&mut input);
+        let kind = kind.map_err(|flaw| Error::damage("read the state", flaw.0))?;
+        Ok((Incoming(TreeReader::new(input, "the state")), kind))
+    }
+
+    pub(super) fn stream(&mut self) -> &mut Stream<R> {
+        &mut self.0
     }
 }
 
-fn take_seal(input: &mut dyn Input) -> std::result::Result<Option<Seal>, Flaw> {
+fn take_kind(input: &mut dyn Input) -> std::result::Result<Kind, Flaw> {
     match input.byte()? {
-        0 => return Ok(None),
-        1 => {}
-        _ => return Err(Flaw::new("neither a checkpoint nor the last state")),
+        0 => Ok(Kind::Last),
+        1 => take_seal(input).map(Kind::Checkpoint),
+        2 => {
+            let document = bytes::bytes(input, MAX_EDITS, "the length of the edits")?;
+            Edits::parse(&document).map(Kind::Edits)
+        }
+        _ => Err(Flaw::new("neither a state nor edits")),
     }
+}
+
+fn take_seal(input: &mut dyn Input) -> std::result::Result<Seal, Flaw> {
     let mut text = |most: usize, what: &str| {
         let text = String::from_utf8(bytes::bytes(input, most, what)?);
         text.map_err(|_| Flaw::new("a text that is not UTF-8"))
@@ -99,7 +123,7 @@ fn take_seal(input: &mut dyn Input) -> std::result::Result<Option<Seal>, Flaw> {
     let secs = bytes::signed(input)?;
     let nanos = bytes::at_most(input, 999_999_999, "the nanoseconds of a time")? as u32;
     let name = Some(name).filter(|name| !name.is_empty());
-    Ok(Some(Seal { name, message, time: Timestamp { secs, nanos }, automatic: false }))
+    Ok(Seal { name, message, time: Timestamp { secs, nanos }, automatic: false })
 }
 
 /// The way from the root to the present entry, and the nodes so far.
@@ -180,7 +204,7 @@ impl Walk<'_, '_> {
         if more > 0 {
             why = format!("{why}, and {more} more");
         }
-        Err(Error::new(Kind::Conflict, "pull a thin state", why)
+        Err(Error::new(error::Kind::Conflict, "pull a thin state", why)
             .hint("pull it on the base that it was pushed from, or push it without --thin"))
     }
 
@@ -407,7 +431,7 @@ impl Walk<'_, '_> {
     }
 }
 
-fn check_size(path: &TreePath, size: u64) -> Result<()> {
+pub(super) fn check_size(path: &TreePath, size: u64) -> Result<()> {
     if size <= MAX_FILE_SIZE {
         return Ok(());
     }
@@ -429,7 +453,7 @@ fn copy(to: &mut Receiving<'_, '_>, (base, found): (&State, &Found), size: u64) 
 }
 
 /// Receives the content of a file for the node `ino`. `old` stands there now.
-fn receive<R: Read>(
+pub(super) fn receive<R: Read>(
     (builder, ino): (&mut Builder<'_>, Ino),
     old: Option<&Old>,
     size: u64,

@@ -4,6 +4,7 @@
 //! layers are removed if any of them fails.
 
 use super::builder::Builder;
+use super::edits::receive_edits;
 use super::state::{self, Incoming};
 use super::{Archives, Limits, Received, purge, write_edits};
 use crate::error::{Attempt, Error, Kind, Result};
@@ -31,6 +32,7 @@ impl Timeline {
             target: onto,
             layers: Vec::new(),
             checkpoints: 0,
+            edits: None,
             unnamed: Vec::new(),
             entries: 0,
             left_out: 0,
@@ -55,6 +57,9 @@ impl Timeline {
     ) -> Result<()> {
         let mut before = self.state_of(received.target)?;
         while archives.next()? {
+            if received.edits.is_some() {
+                return Err(Error::damage("read the state", "a state after the edits"));
+            }
             let Target { layer: below, epoch } = received.target;
             let kind = LayerKind::Branches;
             let mut layer = self.store().create_layer(below, self.head(), epoch, kind)?;
@@ -75,7 +80,8 @@ impl Timeline {
         Ok(())
     }
 
-    /// Receives one state into a layer. Returns it, and its seal if it is a checkpoint.
+    /// Receives one state into a layer. Returns it, and its seal if it is a checkpoint. Edits leave
+    /// the state as it was before.
     fn receive_state(
         &self,
         layer: &mut Upper,
@@ -86,7 +92,16 @@ impl Timeline {
     ) -> Result<(State, Option<Seal>)> {
         let mut builder = Builder::new(before.clone(), self.store(), layer, *limits);
         builder.begin_archive();
-        let (incoming, seal) = Incoming::begin(archives.bytes())?;
+        let (incoming, kind) = Incoming::begin(archives.bytes())?;
+        let seal = match kind {
+            state::Kind::Last => None,
+            state::Kind::Checkpoint(seal) => Some(seal),
+            state::Kind::Edits(document) => {
+                received.edits = Some(receive_edits(&mut builder, document, incoming)?);
+                archives.finish()?;
+                return Ok((before.clone(), None));
+            }
+        };
         state::add_all(&mut builder, incoming)?;
         archives.finish()?;
         purge::unseen(&mut builder).attempt(|| "remove what the state does not have")?;

@@ -98,6 +98,7 @@ pub(super) fn question(text: &str) {
 
 /// Shows a line of progress in the place of the last one, if standard error is a terminal. An empty
 /// text removes it.
+#[cfg(feature = "registry")]
 pub(super) fn progress(text: &str) {
     if io::stderr().is_terminal() {
         let line = format!("\r\x1b[K{}", format::harmless(text.as_bytes()));

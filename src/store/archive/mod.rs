@@ -17,13 +17,22 @@
 pub mod bytes;
 pub mod chunker;
 pub mod compress;
+#[cfg_attr(
+    not(feature = "registry"),
+    expect(dead_code, reason = "only push and pull use the rest of it")
+)]
 pub mod edits;
+#[cfg(feature = "registry")]
 pub mod history;
 pub mod index;
 pub mod packs;
 pub mod reader;
 #[cfg(test)]
 mod tests;
+#[cfg_attr(
+    not(feature = "registry"),
+    expect(dead_code, unused_imports, reason = "only push and pull use the rest of it")
+)]
 pub mod tree_blob;
 pub mod writer;
 

@@ -206,7 +206,8 @@ impl Sandbox {
             Form::Tar => self.timeline.receive(&mut archives, onto, limits, &terms.name),
             Form::State => {
                 let after = terms.after.map_or(Ok(onto.state), |id| self.sealed_target(id))?;
-                self.timeline.receive_states(&mut archives, after, limits, &terms.name)
+                let head = terms.into.as_deref().unwrap_or_else(|| self.head_name());
+                self.timeline.receive_states(&mut archives, after, limits, (head, &terms.name))
             }
         }
     }

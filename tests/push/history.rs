@@ -63,6 +63,19 @@ fn checkpoints_come_along_with_names_messages_times_and_parents() {
     Machine::new().run(&fresh, &["pull", &reference, "--plain-http", "--history", "0"]);
     assert_eq!(log(&fresh).len(), 2);
     there.jailfs(&["check", "--read-data"]);
+    // A new head has the names of the states that it began with, and no others.
+    let other = Live::new("echo x > x");
+    other.checkpoint("c5");
+    other.sh("echo y > y");
+    other.checkpoint("c2");
+    other.restore("c5");
+    Machine::new().run(&other, &[&pull[..], &["--into", "try"]].concat());
+    let made = other.json(&["--head", "try", "log"]).into_iter().filter(|one| one["head"] == "try");
+    let named = made.filter_map(|one| one["name"].as_str().map(str::to_owned));
+    assert_eq!(named.collect::<Vec<_>>(), ["c2", "c1"], "the name c5 is taken");
+    assert_eq!(other.jailfs(&["show", "c2:y"]), "y\n");
+    assert_eq!(other.jailfs(&["--head", "try", "show", "c2:a"]), here.jailfs(&["show", "c2:a"]));
+    other.jailfs(&["check", "--read-data"]);
 }
 
 #[test]

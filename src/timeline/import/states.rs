@@ -7,17 +7,19 @@ use super::builder::Builder;
 use super::edits::receive_edits;
 use super::state::{self, Incoming};
 use super::{Archives, Limits, Received, purge, write_edits};
-use crate::error::{Attempt, Error, Kind, Result};
+use crate::error::{Attempt, Error, Result};
 use crate::fs::State;
-use crate::store::layer::Upper;
+use crate::store::layer::{LayerInfo, Upper};
 use crate::store::record::{LayerKind, Seal};
 use crate::sys::memory;
-use crate::timeline::checkpoint::{automatic, seal_unused_as};
+use crate::timeline::checkpoint::{automatic, is_valid_name, seal_unused_as};
 use crate::timeline::{Target, Timeline};
+use crate::types::LayerId;
 
 impl Timeline {
-    /// Receives states into sealed layers that no head shows yet. The first one lies on `onto`. The
-    /// result is the last one, or `onto` if there is none.
+    /// Receives states into sealed layers that no head shows yet, for the head `head`, which is
+    /// this one or does not exist yet. The first one lies on `onto`. The result is the last one, or
+    /// `onto` if there is none.
     ///
     /// # Errors
     /// As [`Timeline::receive`].
@@ -26,7 +28,7 @@ impl Timeline {
         archives: &mut dyn Archives,
         onto: Target,
         limits: Limits,
-        name: &str,
+        (head, name): (&str, &str),
     ) -> Result<Received> {
         let mut received = Received {
             target: onto,
@@ -37,7 +39,7 @@ impl Timeline {
             entries: 0,
             left_out: 0,
         };
-        let result = self.receive_each(archives, limits, name, &mut received);
+        let result = self.receive_each(archives, limits, (head, name), &mut received);
         memory::trim();
         match result {
             Ok(()) => Ok(received),
@@ -52,7 +54,7 @@ impl Timeline {
         &self,
         archives: &mut dyn Archives,
         mut limits: Limits,
-        name: &str,
+        (head, name): (&str, &str),
         received: &mut Received,
     ) -> Result<()> {
         let mut before = self.state_of(received.target)?;
@@ -62,12 +64,12 @@ impl Timeline {
             }
             let Target { layer: below, epoch } = received.target;
             let kind = LayerKind::Branches;
-            let mut layer = self.store().create_layer(below, self.head(), epoch, kind)?;
+            let mut layer = self.store().create_layer(below, head, epoch, kind)?;
             let id = layer.layer();
             let made = self.receive_state(&mut layer, &before, archives, &mut limits, received);
             let made = made.and_then(|(after, seal)| {
                 let seal = seal.unwrap_or_else(|| automatic(format!("pull {name}")));
-                self.seal_received(&mut layer, seal, received).map(|()| after)
+                self.seal_received(&mut layer, seal, (head, below), received).map(|()| after)
             });
             before = match made {
                 Ok(after) => after,
@@ -114,19 +116,28 @@ impl Timeline {
         Ok((after, seal))
     }
 
-    /// Seals a layer. A checkpoint whose name another one has here gets none.
-    fn seal_received(&self, layer: &mut Upper, seal: Seal, received: &mut Received) -> Result<()> {
+    /// Seals a layer on `below`. A checkpoint whose name another one of the head has gets none. A
+    /// head that does not exist yet will have the checkpoints below it.
+    fn seal_received(
+        &self,
+        layer: &mut Upper,
+        mut seal: Seal,
+        (head, below): (&str, Option<LayerId>),
+        received: &mut Received,
+    ) -> Result<()> {
         let _operation = self.lock_operation();
-        let mut seal = seal;
         if let Some(name) = &seal.name {
-            match self.check_name(name) {
-                Err(error) if error.kind == Kind::Failed => {
-                    received.unnamed.extend(seal.name.take())
-                }
-                Err(error) => {
-                    return Err(Error::damage("read the history", error.to_string()));
-                }
-                Ok(()) => {}
+            if !is_valid_name(name) {
+                let why = format!("'{}' is not a name of a checkpoint", name.escape_debug());
+                return Err(Error::damage("read the history", why));
+            }
+            let line = below.map(|below| self.lineage_to(below)).unwrap_or_default();
+            let has_name = |info: &LayerInfo| {
+                info.seal.as_ref().is_some_and(|seal| seal.name.as_ref() == Some(name))
+            };
+            let own = self.store().checkpoint_names(head, |_| true).own(name);
+            if own.is_some() || line.iter().any(has_name) {
+                received.unnamed.extend(seal.name.take());
             }
         }
         received.checkpoints += u64::from(!seal.automatic);

@@ -390,7 +390,11 @@ fn edit_numbers(world: &World) {
 
 /// Lists that are cut, endless, or in another order.
 fn edit_lists(world: &World) {
-    let table: [(&str, &str, List); 5] = [
+    let table: [(&str, &str, List); 6] = [
+        ("too many paths", "the number of paths is 300000", |out| {
+            put_number(out, 300_000);
+            out.extend(vec![0; 1_500_000]);
+        }),
         ("a path twice", "'x' does not ascend", |out| {
             put_number(out, 2);
             path(out, b"x", (2, 0), &[(1, 0, 0, 0, 0)]);

@@ -25,6 +25,9 @@ const MAGIC: &[u8; 16] = b"jailfs-edits  1\n";
 const MAX_LIST: usize = 64 << 20;
 /// The most bytes of a document.
 pub const MAX_EDITS: usize = MAX_BLOB + MAX_LIST;
+/// The most edits: a store with the default limits has at most a quarter of that. It bounds the
+/// memory of a reader.
+const MAX_COUNT: usize = 1 << 18;
 /// The longest path.
 const MAX_PATH: usize = 64 << 10;
 /// The greatest number of an edit, so that many more can follow.
@@ -132,7 +135,8 @@ impl Edits {
         if input.len() > MAX_LIST {
             return Err(Flaw::new("a list of more than 64 MiB"));
         }
-        let most = (input.len() / LEAST_PATH) as u64;
+        let most = (input.len() / LEAST_PATH).min(MAX_COUNT) as u64;
+        let mut left = MAX_COUNT;
         let mut paths = Vec::<PathEdits>::new();
         for number in 1..=bytes::at_most(&mut input, most, "the number of paths")? {
             let path = take_path(&mut input)
@@ -140,8 +144,10 @@ impl Edits {
             if paths.last().is_some_and(|last| last.path >= path) {
                 return Err(Flaw::new(format!("'{path}' does not ascend")));
             }
-            let edits = take_edits(&mut input, path.clone());
-            paths.push(edits.map_err(|flaw| Flaw::new(format!("'{path}': {flaw}")))?);
+            let edits = take_edits(&mut input, path.clone(), left);
+            let edits = edits.map_err(|flaw| Flaw::new(format!("'{path}': {flaw}")))?;
+            left -= edits.edits.len();
+            paths.push(edits);
         }
         if !input.is_empty() {
             return Err(Flaw::new("bytes after the last path"));
@@ -184,10 +190,10 @@ fn take_path(input: &mut &[u8]) -> Result<TreePath, Flaw> {
     path.ok_or_else(|| Flaw::new(format!("'{}' is not a path", crate::types::quoted(bytes))))
 }
 
-fn take_edits(input: &mut &[u8], path: TreePath) -> Result<PathEdits, Flaw> {
+fn take_edits(input: &mut &[u8], path: TreePath, left: usize) -> Result<PathEdits, Flaw> {
     let next = bytes::at_most(input, MAX_NUMBER, "the number of the next edit")?;
     let undone_to = bytes::at_most(input, MAX_NUMBER, "the number of an edit")? as u32;
-    let most = (input.len() / LEAST) as u64;
+    let most = (input.len() / LEAST).min(left) as u64;
     let count = bytes::at_most(input, most, "the number of edits")?;
     let (mut edits, mut before) = (Vec::new(), next);
     for _ in 0..count {
@@ -309,6 +315,18 @@ mod tests {
             let flaw = Edits::parse(&forged).unwrap_err();
             assert!(flaw.0.starts_with("path 2: ") && flaw.0.contains(part), "{flaw}");
         }
+        let many = |count: u32| {
+            let mut many = edits();
+            let first = many.paths[0].edits[0];
+            let edit = |number| PastEdit { number, has_file: false, ..first };
+            many.paths[1].edits.extend((2..=count).rev().map(edit));
+            many.paths[1].edits.rotate_left(1);
+            many.paths[1].next = count + 1;
+            many.encode()
+        };
+        assert!(many(MAX_COUNT as u32 - 2).is_ok());
+        let flaw = many(MAX_COUNT as u32 - 1).unwrap_err();
+        assert!(flaw.0.starts_with("'a/b': the number of edits"), "{flaw}");
         let mut huge = bytes.clone();
         huge[at + 5] = 0x7f;
         assert!(Edits::parse(&huge).unwrap_err().0.starts_with("'a/b': "));

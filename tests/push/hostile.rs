@@ -535,7 +535,7 @@ fn edits_of_a_foreign_artifact_with_extreme_values_are_shown_and_undone() {
     let forged = forge_edits(&files, 3, |out| {
         put_number(out, 3);
         path(out, b"b", (1 << 31, 0), &[((1 << 31) - 1, u64::MAX, 999_999_999, 6, 1)]);
-        path(out, b"d", (2, 1), &[(1, u64::MAX - 1, 0, 5, 1)]);
+        path(out, b"d", (2, 0), &[(1, u64::MAX - 1, 0, 5, 1)]);
         path(out, b"no/such/path", (2, 0), &[(1, 0, 0, 0, 0)]);
     });
     let forged = Forged { edits: forged.edits.map(|(bytes, _)| (bytes, 3)), ..forged };

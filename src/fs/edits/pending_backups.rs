@@ -45,6 +45,12 @@ impl EditHistory {
         }
     }
 
+    /// All pending backups become edits.
+    pub(super) fn claim_all_pending(&mut self) {
+        let paths: Vec<TreePath> = self.pending.iter().map(|(path, _)| path.clone()).collect();
+        paths.iter().for_each(|path| self.claim_pending(path));
+    }
+
     /// Drops the oldest. `live` returns the present content of a file: bytes that it still refers
     /// to are not garbage.
     pub(super) fn drop_oldest_pending(

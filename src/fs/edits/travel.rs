@@ -25,17 +25,17 @@ impl Fs {
     /// The edit histories of all paths, ascending. To read the content, hold [`Fs::read_guard`]
     /// from before this call.
     pub fn edit_histories(&self) -> Vec<PathEdits> {
-        let core = self.core();
+        let mut core = self.core();
+        let Some(history) = &mut core.edits else { return Vec::new() };
+        history.claim_all_pending();
         let of = |(path, list): (&TreePath, &PathHistory)| PathEdits {
             path: path.clone(),
             next: list.next,
             undone_to: list.undone_to,
             edits: list.entries.iter().rev().map(|e| (e.number, Arc::clone(&e.edit))).collect(),
         };
-        core.edits
-            .as_ref()
-            .map(|history| history.by_path.iter().map(of).collect())
-            .unwrap_or_default()
+        let all = history.by_path.iter();
+        all.filter(|(_, list)| !list.entries.is_empty()).map(of).collect()
     }
 
     /// The content of an edit as a state with this single file, and the file in it.
@@ -70,8 +70,10 @@ impl Fs {
                 history.append(&EditsLogRecord::List { path, next, at, edits });
             }
         }
-        if let Some(notice) = core.edits.as_ref().and_then(|history| history.notice.as_ref()) {
-            notice();
+        if let Some(history) = &mut core.edits {
+            // The files are other ones now, so their next writes begin edits.
+            history.active.clear();
+            history.notice.iter().for_each(|notice| notice());
         }
         count
     }

@@ -217,6 +217,10 @@ fn take_edits(input: &mut &[u8], path: TreePath, left: usize) -> Result<PathEdit
     if undone_to.is_some_and(|number| !numbers.contains(&number)) {
         return Err(Flaw::new("an undo to an edit that is missing"));
     }
+    // The newest is the file before the first undo.
+    if undone_to.is_some() && undone_to == edits.first().map(|edit| edit.number) {
+        return Err(Flaw::new("an undo to the newest edit"));
+    }
     Ok(PathEdits { path, next: next as u32, undone_to, edits })
 }
 
@@ -289,7 +293,7 @@ mod tests {
     #[test]
     fn edits_that_no_store_has_are_refused() {
         type Change = fn(&mut Edits);
-        let table: [(&str, Change); 10] = [
+        let table: [(&str, Change); 11] = [
             ("does not ascend", |edits| edits.paths.swap(0, 1)),
             ("does not ascend", |edits| edits.paths[1].path = edits.paths[0].path.clone()),
             ("is not a path", |edits| edits.paths[0].path = TreePath::root()),
@@ -297,6 +301,7 @@ mod tests {
             ("edit 0 does not descend", |edits| edits.paths[1].edits[0].number = 0),
             ("edit 8 does not descend", |edits| edits.paths[0].edits[1].number = 8),
             ("an undo to an edit that is missing", |edits| edits.paths[1].undone_to = Some(2)),
+            ("an undo to the newest edit", |edits| edits.paths[1].undone_to = Some(1)),
             ("no edits", |edits| edits.paths[1].edits.clear()),
             ("the kind of an edit is 7", |edits| edits.paths[1].edits[0].kind = 7),
             ("another number of files", |edits| edits.paths[1].edits[0].has_file = false),

@@ -69,14 +69,16 @@ impl<R: Read> Receiver<'_, '_, R> {
     fn path(&mut self, one: crate::store::archive::edits::PathEdits) -> Result<PathEdits> {
         let crate::store::archive::edits::PathEdits { path, next, undone_to, edits } = one;
         let live = self.live(&path);
-        let (mut received, mut newer) = (Vec::new(), None::<(Ino, Old)>);
+        let (mut received, mut newer, mut is_cut) = (Vec::new(), None::<(Ino, Old)>, false);
         for PastEdit { number, time, kind, has_file } in edits {
             let how = How::of_code(kind).ok_or_else(|| other(format!("kind {kind}")))?;
             if !has_file {
-                received.push((number, Arc::new(LoggedEdit { time, how, content: None })));
+                if !is_cut {
+                    received.push((number, Arc::new(LoggedEdit { time, how, content: None })));
+                }
                 continue;
             }
-            // An undo has made the content of this edit that of the file, which must be told again.
+            // An undo has made the content of this edit that of the file, so they are compared.
             let is_live = undone_to == Some(number);
             let before = newer.as_ref().map(|(_, old)| old).filter(|_| !is_live);
             let content = self.file(&path, before.or(live.as_ref()))?;
@@ -86,8 +88,9 @@ impl<R: Read> Receiver<'_, '_, R> {
             {
                 self.forget(&path, ino)?;
             }
-            // A store keeps no file that is in more places.
-            if content.extents.len() <= crate::fs::MAX_EXTENTS {
+            // A store keeps no file with more extents. The edits before would then be out of order.
+            is_cut |= content.extents.len() > crate::fs::MAX_EXTENTS;
+            if !is_cut {
                 let content = Some(Arc::new(content));
                 received.push((number, Arc::new(LoggedEdit { time, how, content })));
             }
@@ -95,6 +98,7 @@ impl<R: Read> Receiver<'_, '_, R> {
         if let Some((ino, _)) = newer {
             self.forget(&path, ino)?;
         }
+        let undone_to = undone_to.filter(|at| received.iter().any(|(number, _)| number == at));
         Ok(PathEdits { path, next, undone_to, edits: received })
     }
 

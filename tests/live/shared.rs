@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use crate::harness::{Live, assert_same};
 
 /// Waits until every sealed layer was deduplicated. Returns what the store then reports.
-fn looked_through(live: &Live) -> serde_json::Value {
+pub(crate) fn looked_through(live: &Live) -> serde_json::Value {
     let end = Instant::now() + Duration::from_secs(100);
     loop {
         let info = live.json(&["info"]).pop().unwrap();

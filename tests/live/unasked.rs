@@ -7,6 +7,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use crate::harness::{Live, assert_same, shell, snapshot};
+use crate::shared::looked_through;
 
 const MIB: u64 = 1 << 20;
 
@@ -218,11 +219,12 @@ fn a_daemon_that_is_killed_during_a_collection_loses_nothing() {
     }
     live.sh("seq 100 > unsealed");
     was.push(live.snapshot());
+    // Deduplication removes files, too, and would count as steps of the collection.
+    looked_through(&live);
     live.umount();
     let whole = live.outside().join("whole");
     let mut left = BTreeSet::new();
-    let removals = ["store.remove:1", "store.remove:30", "store.remove:38"];
-    for steps in removals.into_iter().chain(["store.rename:1", "store.rename:6"]) {
+    for steps in ["store.remove:1", "store.remove:30", "store.rename:1", "store.rename:6"] {
         shell(live.outside(), "[ -e whole ] || cp -a store whole; rm -rf store; cp -a whole store");
         live.options = vec!["-o", "keep=2,operations=0,history=0"];
         live.steps = format!("kill:{steps}");
@@ -246,6 +248,5 @@ fn a_daemon_that_is_killed_during_a_collection_loses_nothing() {
         assert_same(&was[1], &live.snapshot(), steps);
         live.umount();
     }
-    let is_after_a_drop = left.iter().any(|count| *count < 5);
-    assert!(whole.exists() && is_after_a_drop, "processes were killed after a drop: {left:?}");
+    assert!(whole.exists() && left.contains(&3), "processes were killed after the drop: {left:?}");
 }

@@ -10,7 +10,9 @@
 //!   records can be trimmed, it counts from any number.
 //! * A frame that a crash tore is the last one, and can be cut off. A bad frame with a good one
 //!   behind it is damage, and is never skipped.
-//! * After a failed append the file ends where it ended before.
+//! * After a failed append the log ends where it ended before.
+//! * Behind the last frame the file can have zeros ([`Log::write_ahead`]). Zeros are no frame, so
+//!   they read as the end of the log.
 
 use std::fs::File;
 use std::marker::PhantomData;
@@ -34,6 +36,12 @@ const MOST_SUMMED: usize = 64;
 /// The hint of an error that is no damage, but a record of a later format.
 const OF_NEWER: &str = "a newer jailfs may have written it; use that one";
 
+/// Zeros are written ahead of a log from this sync of it on.
+const SYNCS_BEFORE_ZEROS: u32 = 3;
+
+/// The least and the most bytes of zeros that are written at once.
+const ZEROS: (u64, u64) = (64 << 10, 1 << 20);
+
 const SYNC_FAILED: &str = "an earlier sync failed; what was not synced before may be lost";
 
 /// A log open for appending.
@@ -42,6 +50,10 @@ pub struct Log<T> {
     probe: Arc<FsyncProbe>,
     what: String,
     end: u64,
+    /// Where the zeros behind `end` end; at most `end` if there are none.
+    zeros_to: u64,
+    /// The syncs that [`Log::write_ahead`] was told of.
+    syncs: u32,
     seq: u64,
     /// Why nothing can be appended any more.
     broken: Option<&'static str>,
@@ -298,6 +310,8 @@ impl<T: Serialize> Log<T> {
             probe,
             what,
             end,
+            zeros_to: 0,
+            syncs: 0,
             seq: count,
             broken: None,
             buffer: Vec::new(),
@@ -371,6 +385,38 @@ impl<T: Serialize> Log<T> {
         self.write_frame()
     }
 
+    /// Prepares for a sync that follows, and for those after it. A log that is synced again and
+    /// again gets zeros behind its last frame, as many as it has bytes, between 64 KiB and 1 MiB.
+    /// Frames then replace zeros, and a sync of them commits neither a new length nor new blocks.
+    ///
+    /// A failure is no error: the log just goes on without zeros.
+    pub fn write_ahead(&mut self) {
+        self.syncs = self.syncs.saturating_add(1);
+        if self.syncs < SYNCS_BEFORE_ZEROS || self.end < self.zeros_to || self.broken.is_some() {
+            return;
+        }
+        let len = self.end.clamp(ZEROS.0, ZEROS.1);
+        let zeros = vec![0; usize::try_from(len).unwrap_or(0)];
+        match disk::write_at(&self.file, &zeros, self.end) {
+            Ok(()) => self.zeros_to = self.end + len,
+            Err(error) => {
+                log::debug!("{} gets no zeros: {error}", self.what);
+                // What was written takes space that something else may need.
+                if let Err(error) = self.cut_zeros() {
+                    log::debug!("{error}");
+                }
+            }
+        }
+    }
+
+    /// Cuts off what is behind the last frame.
+    ///
+    /// # Errors
+    /// As fstat(2) and ftruncate(2).
+    pub fn cut_zeros(&mut self) -> Result<()> {
+        self.roll_back().attempt(|| format!("cut zeros off {}", self.what))
+    }
+
     fn write_frame(&mut self) -> Result<()> {
         if let Err(error) = disk::write_at(&self.file, &self.buffer, self.end) {
             if self.roll_back().is_err() {
@@ -383,14 +429,14 @@ impl<T: Serialize> Log<T> {
         Ok(())
     }
 
-    /// Cuts off what a failed write left. If it left nothing, the file is not touched, because a
-    /// full quota can refuse even that (btrfs).
-    fn roll_back(&self) -> std::io::Result<()> {
-        if self.file.metadata()?.len() <= self.end {
-            Ok(())
-        } else {
-            disk::cut(&self.file, self.end)
+    /// Cuts off what a failed write left, and zeros. If there is nothing, the file is not touched,
+    /// because a full quota can refuse even that (btrfs).
+    fn roll_back(&mut self) -> std::io::Result<()> {
+        if self.file.metadata()?.len() > self.end {
+            disk::cut(&self.file, self.end)?;
         }
+        self.zeros_to = self.end;
+        Ok(())
     }
 
     /// The probe that tells what a failed sync of the file lost.
@@ -457,12 +503,12 @@ impl<T: Serialize> Log<T> {
         self.seq
     }
 
-    /// Bytes of the file.
+    /// Bytes of all frames.
     pub fn len(&self) -> u64 {
         self.end
     }
 
-    /// Whether the file has no bytes.
+    /// Whether there is no frame.
     pub fn is_empty(&self) -> bool {
         self.end == 0
     }
@@ -538,6 +584,17 @@ mod tests {
                     }
                 }
             }
+        }
+    }
+
+    #[test]
+    fn zeros_are_the_end_of_a_log() {
+        let records = texts(6);
+        let bytes = log_of(&records);
+        for zeros in [1, FRAME_HEAD - 1, FRAME_HEAD, 100, 1 << 16] {
+            let got = read::<String>(&[&bytes[..], &vec![0; zeros]].concat(), "t").unwrap();
+            assert_eq!((got.records.len(), got.end), (6, bytes.len() as u64));
+            assert!(read::<String>(&vec![0; zeros], "t").unwrap().records.is_empty());
         }
     }
 

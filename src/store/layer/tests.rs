@@ -507,3 +507,82 @@ fn records_during_the_sync_of_a_copy_are_not_covered() {
     cut.redo(upper.pool.file(), POOL, true).unwrap();
     assert_eq!(pool(&layers), b"again");
 }
+
+/// The bytes of the journal of layer 1 behind its last frame.
+fn behind(layers: &Layers, upper: &Upper) -> Vec<u8> {
+    let bytes = layers.dir_of(LayerId(1)).unwrap().read(JOURNAL).unwrap().unwrap();
+    bytes[usize::try_from(upper.journal_len()).unwrap()..].to_vec()
+}
+
+#[test]
+fn a_journal_that_is_synced_often_has_zeros_behind_it_until_it_is_sealed() {
+    let dir = tempfile::tempdir().unwrap();
+    let layers = layers(dir.path());
+    let mut upper = begin(&layers);
+    redo(&mut upper, 0, b"one");
+    redo(&mut upper, 0, b"two");
+    assert!(behind(&layers, &upper).is_empty());
+    redo(&mut upper, 0, b"three");
+    assert_eq!(behind(&layers, &upper), vec![0; 64 << 10]);
+    redo(&mut upper, 0, b"four");
+    let left = behind(&layers, &upper).len();
+    assert!(left < 64 << 10, "the frames replace the zeros");
+    for writer in [ONE, TWO] {
+        let found = read(&layers, LayerId(1), &trust(writer, LayerId(1))).unwrap();
+        assert_eq!(found.frames.end(), upper.journal_len());
+        assert_eq!(found.synced, found.frames.count());
+    }
+    // Enough to use them up.
+    redo(&mut upper, 0, &[7; 60 << 10]);
+    redo(&mut upper, 0, &[8; 60 << 10]);
+    assert!(behind(&layers, &upper).len() > 64 << 10);
+
+    drop(upper);
+    let found = read(&layers, LayerId(1), &trust(ONE, LayerId(1))).unwrap();
+    let mut upper = Upper::reopen(&layers.dir, &found, &notes(&layers), true).unwrap();
+    assert!(behind(&layers, &upper).is_empty());
+    upper.pool.unsynced.synced();
+    (0..3).for_each(|_| redo(&mut upper, 0, b"five"));
+    assert!(!behind(&layers, &upper).is_empty());
+    upper.seal(seal("sealed".into()), &|| false).unwrap();
+    assert!(behind(&layers, &upper).is_empty());
+}
+
+#[test]
+fn a_frame_that_is_still_zeros_is_the_end_of_the_journal() {
+    let dir = tempfile::tempdir().unwrap();
+    let layers = layers(dir.path());
+    let mut upper = begin(&layers);
+    (0..3).for_each(|_| redo(&mut upper, 0, b"synced"));
+    let end = upper.journal_end();
+    upper.record(&resize()).unwrap();
+    upper.record(&xattr(vec![1; 3000])).unwrap();
+    let late = upper.journal_len();
+    upper.record(&resize()).unwrap();
+    // The disk has a later page and lacks an earlier one.
+    let path = layers.dir_of(LayerId(1)).unwrap().path().join(JOURNAL);
+    let file = std::fs::File::options().write(true).open(path).unwrap();
+    let lost = usize::try_from(late - end.bytes()).unwrap();
+    file.write_all_at(&vec![0; lost], end.bytes()).unwrap();
+    let found = read(&layers, LayerId(1), &trust(TWO, LayerId(1))).unwrap();
+    assert_eq!((found.frames.end(), found.is_cut), (end.bytes(), true));
+    let error = read(&layers, LayerId(1), &trust(ONE, LayerId(1))).err().unwrap();
+    assert_eq!(error.kind, Kind::Damage, "a kill cannot do that");
+    let mut upper = Upper::reopen(&layers.dir, &found, &notes(&layers), true).unwrap();
+    assert!(behind(&layers, &upper).is_empty());
+    upper.record(&resize()).unwrap();
+    read(&layers, LayerId(1), &trust(ONE, LayerId(1))).unwrap();
+}
+
+#[test]
+fn a_journal_goes_on_without_zeros_where_there_is_no_room() {
+    let dir = tempfile::tempdir().unwrap();
+    let layers = layers(dir.path());
+    let mut upper = begin(&layers);
+    (0..2).for_each(|_| redo(&mut upper, 0, b"bytes"));
+    // The writes to the pool, of the record and of the copy succeed; that of the zeros fails.
+    failpoint::with("fail:store.write:4:ENOSPC", || redo(&mut upper, 0, b"bytes"));
+    assert!(behind(&layers, &upper).is_empty());
+    redo(&mut upper, 0, b"bytes");
+    assert!(!behind(&layers, &upper).is_empty());
+}

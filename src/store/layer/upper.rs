@@ -284,6 +284,7 @@ impl Upper {
             log::debug!("{error}; the pool is synced instead");
             return false;
         }
+        self.journal.write_ahead();
         self.in_doubt = true;
         work.upto = self.journal.count();
         true
@@ -311,6 +312,7 @@ impl Upper {
         }
         self.note_pool_synced(work);
         self.journal.append(&Record::SyncedTo(work.upto))?;
+        self.journal.write_ahead();
         self.in_doubt = true;
         // The mark needs no sync of its own, or every sync would ask for another.
         if self.journal.count() == work.upto + 1 {
@@ -363,6 +365,8 @@ impl Upper {
         if self.durable {
             self.sync_pool(make_room).attempt(|| format!("sync the pool of layer {layer}"))?;
         }
+        // A sealed journal ends with its seal.
+        self.journal.cut_zeros()?;
         // The name and the message in a seal come from the user.
         self.journal.append_untrusted(mark)?;
         if self.durable {

@@ -303,7 +303,8 @@ fn decompressed<R: Read + 'static>(from: R, attempt: &str) -> Result<Box<dyn Rea
     let begin = from.fill_buf().attempt(|| attempt)?;
     match begin {
         [0x1f, 0x8b, ..] => Ok(Box::new(MultiGzDecoder::new(from))),
-        [0x28, 0xb5, 0x2f, 0xfd, ..] => Err(other_compression(attempt, "zstd")),
+        // A frame, or a skippable one.
+        [0x28, 0xb5, 0x2f, 0xfd, ..] | [0x50..=0x5f, 0x2a, 0x4d, 0x18, ..] => unzstd(from, attempt),
         [0xfd, b'7', b'z', b'X', b'Z', ..] => Err(other_compression(attempt, "xz")),
         [b'B', b'Z', b'h', ..] => Err(other_compression(attempt, "bzip2")),
         _ => Ok(Box::new(from)),
@@ -311,11 +312,23 @@ fn decompressed<R: Read + 'static>(from: R, attempt: &str) -> Result<Box<dyn Rea
 }
 
 fn other_compression(attempt: &str, name: &str) -> Error {
-    let why = format!("it is compressed by {name}, and only gzip is read");
+    let why = format!("it is compressed by {name}; only gzip and zstd are read");
     Error::new(Kind::Failed, attempt, why)
 }
 
-/// The bytes of an archive in a file, which may be compressed by gzip.
+#[cfg(feature = "zstd")]
+#[expect(clippy::unnecessary_wraps, reason = "it fails without the feature zstd")]
+fn unzstd<R: BufRead + 'static>(from: R, _attempt: &str) -> Result<Box<dyn Read>> {
+    Ok(Box::new(super::zstd::Decoder::new(from)))
+}
+
+#[cfg(not(feature = "zstd"))]
+fn unzstd<R: BufRead>(_from: R, attempt: &str) -> Result<Box<dyn Read>> {
+    let why = "it is compressed by zstd, and this jailfs was built without the feature zstd";
+    Err(Error::new(Kind::Failed, attempt, why))
+}
+
+/// The bytes of an archive in a file, which may be compressed by gzip or zstd.
 ///
 /// # Errors
 /// The file cannot be read, or is compressed in another way.

@@ -13,6 +13,8 @@
 mod blob;
 mod documents;
 mod layout;
+#[cfg(feature = "zstd")]
+mod zstd;
 
 pub use documents::is_tag;
 pub use layout::{Image, Layout, open_tar};

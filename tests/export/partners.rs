@@ -28,6 +28,23 @@ fn umoci_unpacks_an_image_to_the_tree_that_the_mount_shows() {
 }
 
 #[test]
+fn an_image_that_skopeo_compresses_by_zstd_is_imported() {
+    let live = Live::new(BASE);
+    live.sh(CHANGES);
+    let (image, copy) = (outside(&live, "image:v1"), outside(&live, "copy:v1"));
+    live.jailfs(&["export", "@", "--oci", &image]);
+    let (from, to) = (format!("oci:{image}"), format!("oci:{copy}"));
+    run(&["skopeo", "copy", "--dest-compress-format", "zstd", &from, &to]);
+    let manifest = run(&["skopeo", "inspect", "--raw", &to]);
+    assert!(manifest.contains("tar+zstd"), "{manifest}");
+    let wanted = tree(&live.mnt);
+    live.jailfs(&["restore", "base"]);
+    assert_ne!(wanted, tree(&live.mnt));
+    live.jailfs(&["import", &copy]);
+    assert_same(&wanted, &tree(&live.mnt), "the imported image");
+}
+
+#[test]
 fn podman_stores_an_image_as_the_tree_that_the_mount_shows() {
     let live = Live::new(BASE);
     live.sh(CHANGES);

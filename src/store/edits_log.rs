@@ -193,6 +193,12 @@ pub enum EditsLogRecord {
     },
     /// A sync failed. An edit that no `SyncedTo` covers is invalid, as after a power cut.
     SyncFailed,
+    /// The content of each edit was compared with that of the next one, and the newest of a path
+    /// with the file. Equal bytes are stored once.
+    Compared {
+        /// The paths of which this is not known.
+        except: Vec<TreePath>,
+    },
 }
 
 /// The records of a log, and how many of them are valid.

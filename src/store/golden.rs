@@ -343,6 +343,7 @@ fn records_of_the_edit_history() {
             "0a03612f62040001030305060001",
         ),
         (EditsLogRecord::SyncFailed, "0b"),
+        (EditsLogRecord::Compared { except: vec![path()] }, "0c0103612f62"),
     ]);
     let ways = [
         How::Written,

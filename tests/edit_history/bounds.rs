@@ -3,9 +3,9 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use jailfs::internals::fs::{Need, Tended};
-use jailfs::internals::sys::failpoint;
+use jailfs::internals::sys::failpoint::{self, Failpoint};
 use jailfs::sandbox::Bounds;
-use jailfs::sandbox::Request;
+use jailfs::sandbox::{Request, Rev};
 
 use crate::place::{Place, Work};
 
@@ -328,4 +328,119 @@ fn content_that_an_undo_restored_survives_a_failed_seal_on_a_full_disk() {
         failed += 1;
     }
     assert!(failed > 1);
+}
+
+/// The number of reads from the store and the base that the maintenance makes.
+fn reads(work: &Work) -> usize {
+    let (tended, calls) = failpoint::trace(|| work.sandbox.fs().maintain_edits(true, &|| false));
+    assert_eq!(tended, Tended::Done);
+    calls.iter().filter(|(call, _)| matches!(call, Failpoint::StoreRead)).count()
+}
+
+/// Files whose edits share nearly all bytes, none, are undone, are renamed, or have no file before.
+fn edit_some_files(work: &Work) {
+    let text = noise(1, 400_000);
+    work.mkdir("dir");
+    for path in ["a", "other", "undone", "dir/moved", "gone"] {
+        work.make(path);
+    }
+    for n in 0..4 {
+        work.rest();
+        let mut bytes = text.clone();
+        bytes[usize::from(n) * 20_000] = n + 1;
+        for path in ["a", "undone", "dir/moved"] {
+            rewrite(work, path, &bytes);
+        }
+        rewrite(work, "other", &noise(u64::from(n) + 2, 50_000));
+        work.put("gone", &"text".repeat(usize::from(n) + 1));
+    }
+    work.undo("undone", 2).unwrap();
+    work.rm("gone");
+    work.undo("gone", 1).unwrap();
+    work.undo("gone", 1).unwrap();
+}
+
+#[test]
+fn edits_that_were_compared_are_not_read_again_after_a_remount() {
+    let place = Place::new(&[]);
+    let work = place.open();
+    edit_some_files(&work);
+    assert!(reads(&work) > 0);
+    work.mv("dir", "elsewhere");
+    assert_eq!(reads(&work), 0, "a rename of a directory changes no content");
+    drop(work);
+    for _ in 0..2 {
+        let work = place.open();
+        assert_eq!(reads(&work), 0);
+        assert_eq!(work.history("a").len(), 4);
+    }
+    // An edit that comes later is compared, and no other.
+    let work = place.open();
+    work.rest();
+    rewrite(&work, "other", &noise(9, 50_000));
+    let later = reads(&work);
+    assert!((1..10).contains(&later), "{later}");
+    // The content that an undo restored is compared when the file is edited.
+    work.rest();
+    work.write("undone", 5, b"an edit");
+    drop(work);
+    let work = place.open();
+    assert!(reads(&work) > 0);
+    drop(work);
+    assert_eq!(reads(&place.open()), 0);
+    let checked = jailfs::sandbox::Sandbox::check_store(&place.store, true).unwrap();
+    assert_eq!((checked.problems, checked.warnings), (Vec::new(), Vec::new()));
+}
+
+#[test]
+fn edits_that_could_not_be_compared_are_compared_after_a_remount() {
+    let (place, other) = (Place::new(&[]), Place::new(&[]));
+    let (work, other) = (place.open(), other.open());
+    [&work, &other].into_iter().for_each(edit_some_files);
+    let all = reads(&other);
+    let whole = place.pools();
+    let rule = format!("fail:store.read:{}+:EIO", all / 2);
+    failpoint::with(&rule, || work.sandbox.fs().maintain_edits(true, &|| false));
+    drop(work);
+    let work = place.open();
+    assert!(reads(&work) > 0);
+    drop(work);
+    let work = place.open();
+    assert_eq!(reads(&work), 0);
+    work.sandbox.compact().unwrap();
+    assert!(place.pools() < whole / 2, "{} of {whole}", place.pools());
+}
+
+#[test]
+fn what_edits_share_is_not_counted_after_a_remount() {
+    let place = Place::new(&[]);
+    let work = place.open();
+    edit_some_files(&work);
+    assert!(reads(&work) > 0);
+    drop(work);
+    let work = place.open();
+    // All whole copies would be 6 MB.
+    work.sandbox.fs().set_edit_bounds(Bounds { edits: 10, bytes: 3 << 20 });
+    assert_eq!(reads(&work), 0);
+    assert_eq!(["a", "undone", "dir/moved"].map(|path| work.history(path).len()), [4, 5, 4]);
+}
+
+#[test]
+fn after_a_rewind_only_the_files_that_it_changed_are_compared() {
+    let place = Place::new(&[]);
+    let work = place.open();
+    edit_some_files(&work);
+    assert!(reads(&work) > 0);
+    work.checkpoint("before");
+    let savepoint = work.sandbox.savepoint();
+    work.rest();
+    rewrite(&work, "other", &noise(9, 50_000));
+    assert!(reads(&work) > 0);
+    work.sandbox.reset_to(&Rev::Name("before".into())).unwrap();
+    work.sandbox.rewind_to(&savepoint).unwrap();
+    assert_eq!(work.history("other").len(), 4);
+    let again = reads(&work);
+    assert!(again < 10, "{again}");
+    drop(work);
+    assert_eq!(reads(&place.open()), 0);
 }

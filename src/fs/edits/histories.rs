@@ -22,7 +22,8 @@ pub(super) struct Entry {
     pub(super) edit: Arc<LoggedEdit>,
     /// How much of the budget it takes, in bytes.
     pub(super) cost: u64,
-    /// Whether its content was compared with that of the next edit.
+    /// Whether its content was compared with that of the next edit, or the file. While an undo
+    /// makes it the current content, its extents stay, and it counts as compared.
     pub(super) compared: bool,
     /// The number of the log record with its extents; 0 if its bytes are known to be synced.
     pub(super) record: u64,
@@ -50,8 +51,13 @@ pub struct Histories {
     pub(super) synced: u64,
     /// How much of the budget all edits and pending backups take, in bytes.
     pub(super) cost: u64,
-    /// Paths with an edit that was not compared with the next one.
+    /// Paths whose edits are to be compared. An edit of another path that was not compared could
+    /// not be: it is tried again after the next edit of the path, or by the next process.
     pub(super) uncompared: BTreeSet<TreePath>,
+    /// Whether edits were compared since the last `Compared` record.
+    pub(super) has_compared: bool,
+    /// Whether costs take into account what edits share. After a replay they do not.
+    pub(super) is_counted: bool,
     /// Layers with content that was released since the last trim.
     pub(super) dropped_layers: BTreeSet<LayerId>,
     /// Bytes that were released since the last reclaim.
@@ -114,6 +120,7 @@ impl Histories {
             }
             EditsLogRecord::Dropped { path, upto } => self.drop_upto(path, *upto),
             EditsLogRecord::SyncedTo(count) => self.synced = self.synced.max(*count),
+            EditsLogRecord::Compared { except } => self.mark_compared(except),
             EditsLogRecord::List { path, next, at, edits } => {
                 let first = self.next_serial;
                 self.next_serial += edits.len() as u64;
@@ -143,9 +150,9 @@ impl Histories {
         let back_from_nothing = list.undone_to.is_some()
             && edit.how != How::Undone
             && list.entries.back().is_some_and(|last| last.edit.content.is_none());
-        let mut gone = Vec::new();
+        let (mut gone, mut is_reset) = (Vec::new(), false);
         if edit.how != How::Undone {
-            list.undone_to = None;
+            is_reset = list.undo_to(None).is_some();
             if back_from_nothing {
                 gone.extend(list.entries.pop_back());
             }
@@ -174,6 +181,8 @@ impl Histories {
             while list.entries.len() > limit.max(1) {
                 gone.extend(list.entries.pop_front());
             }
+        }
+        if !same || is_reset {
             self.uncompared.insert(path.clone());
         }
         self.release(gone);
@@ -200,8 +209,11 @@ impl Histories {
         }
         let Some(mut list) = self.by_path.get(from).cloned() else { return };
         // The file before the first undo is no edit of the file at its new path.
-        if list.undone_to.take().is_some() {
+        if list.undo_to(None).is_some() {
             list.entries.pop_back();
+        }
+        if !list.is_compared() {
+            self.uncompared.insert(to.clone());
         }
         self.cost += list.cost();
         self.by_path.insert(to.clone(), list);
@@ -222,38 +234,60 @@ impl Histories {
             else {
                 continue;
             };
-            self.uncompared.remove(&path);
+            let was_compared = !self.uncompared.remove(&path);
             if self.by_path.contains_key(&moved) {
                 self.release(list.entries.into());
                 continue;
             }
-            self.uncompared.insert(moved.clone());
+            if !was_compared {
+                self.uncompared.insert(moved.clone());
+            }
             self.by_path.insert(moved, list);
         }
     }
 
     fn exchange(&mut self, a: &TreePath, b: &TreePath) {
-        let mut take = |from: &TreePath, to: &TreePath| -> Vec<(TreePath, PathHistory)> {
+        let mut take = |from: &TreePath, to: &TreePath| -> Vec<(TreePath, PathHistory, bool)> {
             let paths = self.below(from);
-            paths
-                .into_iter()
-                .filter_map(|p| Some((p.moved(from, to)?, self.by_path.remove(&p)?)))
-                .collect()
+            let of = |path: TreePath| {
+                let list = self.by_path.remove(&path)?;
+                Some((path.moved(from, to)?, list, !self.uncompared.remove(&path)))
+            };
+            paths.into_iter().filter_map(of).collect()
         };
         let moved = [take(a, b), take(b, a)].concat();
-        for (path, list) in moved {
-            self.uncompared.insert(path.clone());
+        for (path, list, was_compared) in moved {
+            if !was_compared {
+                self.uncompared.insert(path.clone());
+            }
             self.by_path.insert(path, list);
         }
     }
 
+    /// Notes that all edits were compared, except those of some paths.
+    fn mark_compared(&mut self, except: &[TreePath]) {
+        let except: BTreeSet<&TreePath> = except.iter().collect();
+        let uncompared = std::mem::take(&mut self.uncompared);
+        for path in uncompared {
+            if except.contains(&path) {
+                self.uncompared.insert(path);
+            } else if let Some(list) = self.by_path.get_mut(&path) {
+                list.entries.iter_mut().for_each(|entry| entry.compared = true);
+            }
+        }
+        self.has_compared = false;
+    }
+
     fn set_undone_to(&mut self, path: &TreePath, number: Option<u32>) {
         let Some(list) = self.by_path.get_mut(path) else { return };
-        let was = std::mem::replace(&mut list.undone_to, number);
+        let was = list.undo_to(number);
         // All is redone: the file before the first undo is current again, and no edit any more.
         if was.is_some() && number.is_none() {
             let top = list.entries.pop_back();
             self.release(top.into_iter().collect());
+        }
+        if was.is_some() && was != number {
+            self.uncompared.insert(path.clone());
         }
     }
 
@@ -301,20 +335,50 @@ impl Histories {
         }
     }
 
+    /// The record of which edits were compared.
+    pub(super) fn compared_record(&self) -> EditsLogRecord {
+        let is_left = |(path, list): &(&TreePath, &PathHistory)| {
+            !list.is_compared() || self.uncompared.contains(*path)
+        };
+        let left = self.by_path.iter().filter(is_left).map(|(path, _)| path.clone());
+        EditsLogRecord::Compared { except: left.collect() }
+    }
+
+    /// The histories as the records of a new log.
+    pub(super) fn records(&self) -> Vec<EditsLogRecord> {
+        let logged = |entry: &Entry| {
+            (entry.number, LoggedEdit::clone(&entry.edit), entry.record < self.synced)
+        };
+        let list = |(path, list): (&TreePath, &PathHistory)| EditsLogRecord::List {
+            path: path.clone(),
+            next: list.next,
+            at: list.undone_to,
+            edits: list.entries.iter().map(logged).collect(),
+        };
+        let bounds = std::iter::once(EditsLogRecord::Bounds(self.bounds));
+        bounds.chain(self.by_path.iter().map(list)).chain([self.compared_record()]).collect()
+    }
+
     /// Drops the entries for which `keep` is false, without a log record: the next replay does the
     /// same. Returns whether there were any.
     pub(super) fn retain_entries(&mut self, keep: impl Fn(&Entry) -> bool) -> bool {
-        let mut gone = Vec::new();
-        for list in self.by_path.values_mut() {
+        let (mut gone, mut changed) = (Vec::new(), Vec::new());
+        for (path, list) in &mut self.by_path {
             let (kept, lost): (Vec<Entry>, Vec<Entry>) =
                 std::mem::take(&mut list.entries).into_iter().partition(|entry| keep(entry));
             if !lost.is_empty() {
                 // Whether the last entry is the file before an undo is not known any more.
                 list.undone_to = None;
+                changed.push(path.clone());
             }
             list.entries = kept.into();
+            if !lost.is_empty() {
+                // The next one of an edit may be another now.
+                list.entries.iter_mut().for_each(|entry| entry.compared = false);
+            }
             gone.extend(lost);
         }
+        self.uncompared.extend(changed);
         self.by_path.retain(|_, list| !list.entries.is_empty());
         let found = !gone.is_empty();
         self.release(gone);
@@ -327,23 +391,147 @@ impl PathHistory {
     pub(super) fn cost(&self) -> u64 {
         self.entries.iter().map(|entry| entry.cost).sum()
     }
+
+    /// Each edit with the serial of the next one.
+    pub(super) fn with_next(&self) -> impl Iterator<Item = (&Entry, Option<u64>)> {
+        let next = self.entries.iter().skip(1).map(|entry| Some(entry.serial));
+        self.entries.iter().zip(next.chain([None]))
+    }
+
+    /// Whether all edits of the path were compared.
+    pub(super) fn is_compared(&self) -> bool {
+        self.entries.iter().all(|entry| entry.compared)
+    }
+
+    /// Changes to which edit an undo went, and returns where it was. From now on the extents of
+    /// that edit can change again.
+    fn undo_to(&mut self, number: Option<u32>) -> Option<u32> {
+        let was = std::mem::replace(&mut self.undone_to, number);
+        if let Some(was) = was.filter(|was| Some(*was) != number) {
+            let mut entries = self.entries.iter_mut();
+            entries.find(|entry| entry.number == was).iter_mut().for_each(|e| e.compared = false);
+        }
+        was
+    }
 }
 
-/// The histories as the records of a new log.
-pub(super) fn all_records(
-    by_path: &BTreeMap<TreePath, PathHistory>,
-    bounds: Bounds,
-    synced: u64,
-) -> Vec<EditsLogRecord> {
-    let list = |(path, list): (&TreePath, &PathHistory)| EditsLogRecord::List {
-        path: path.clone(),
-        next: list.next,
-        at: list.undone_to,
-        edits: list
-            .entries
-            .iter()
-            .map(|entry| (entry.number, LoggedEdit::clone(&entry.edit), entry.record < synced))
-            .collect(),
-    };
-    std::iter::once(EditsLogRecord::Bounds(bounds)).chain(by_path.iter().map(list)).collect()
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tree::{Body, Meta, Node};
+    use crate::types::{Epoch, Ino, Timestamp};
+
+    fn path(text: &str) -> TreePath {
+        TreePath::parse(text.as_bytes()).unwrap()
+    }
+
+    /// An edit whose content is at this offset of a pool.
+    fn kept(of: &str, offset: u64) -> EditsLogRecord {
+        let time = Timestamp::default();
+        let (atime, mtime, ctime) = (time, time, time);
+        let mode = 0o100_644;
+        let meta = Meta { mode, uid: 0, gid: 0, nlink: 1, rdev: 0, atime, mtime, ctime };
+        let body = Body::File { size: 10, origin: None };
+        let source = Source::Pool { layer: LayerId(1), offset };
+        let content = Content {
+            ino: Ino(7),
+            node: Node { meta, xattrs: None, body },
+            epoch: Epoch(0),
+            extents: vec![(ByteRange::at(0, 10), source)],
+        };
+        let edit = LoggedEdit { time, how: How::Written, content: Some(Arc::new(content)) };
+        EditsLogRecord::Kept(vec![(path(of), edit)])
+    }
+
+    fn compared(except: &[&str]) -> EditsLogRecord {
+        EditsLogRecord::Compared { except: except.iter().map(|text| path(text)).collect() }
+    }
+
+    fn replayed(records: &[EditsLogRecord]) -> Histories {
+        let mut histories = Histories::default();
+        records.iter().zip(0..).for_each(|(record, at)| histories.replay(record, at));
+        histories
+    }
+
+    /// The paths that are compared after a replay, and of each path which edits were compared.
+    fn claims(histories: &Histories) -> (Vec<String>, Vec<String>) {
+        let of = |(path, list): (&TreePath, &PathHistory)| {
+            let marks = list.entries.iter().map(|entry| if entry.compared { '+' } else { '-' });
+            format!("{path}{}", marks.collect::<String>())
+        };
+        let paths = histories.uncompared.iter().map(TreePath::to_string).collect();
+        (paths, histories.by_path.iter().map(of).collect())
+    }
+
+    #[test]
+    fn a_record_says_of_the_edits_before_it_that_they_were_compared() {
+        let log = [
+            kept("a", 0),
+            kept("b", 10),
+            compared(&[]),
+            kept("a", 20),
+            compared(&["a"]),
+            kept("b", 30),
+            compared(&["a"]),
+            compared(&[]),
+        ];
+        let expected: [(&[&str], &[&str]); 9] = [
+            (&[], &[]),
+            (&["a"], &["a-"]),
+            (&["a", "b"], &["a-", "b-"]),
+            (&[], &["a+", "b+"]),
+            (&["a"], &["a+-", "b+"]),
+            (&["a"], &["a+-", "b+"]),
+            (&["a", "b"], &["a+-", "b+-"]),
+            (&["a"], &["a+-", "b++"]),
+            (&[], &["a++", "b++"]),
+        ];
+        for (count, (paths, marks)) in expected.iter().enumerate() {
+            let histories = replayed(&log[..count]);
+            let owned = |all: &[&str]| all.iter().map(|text| (*text).to_owned()).collect();
+            assert_eq!(claims(&histories), (owned(paths), owned(marks)), "{count} records");
+            // A rewritten log gives the same paths.
+            let again = replayed(&histories.records());
+            assert_eq!(claims(&again).0, claims(&histories).0, "{count} records");
+        }
+    }
+
+    #[test]
+    fn an_edit_whose_next_one_a_power_cut_took_is_compared_again() {
+        let mut histories = replayed(&[kept("a", 0), kept("b", 10), kept("a", 20), compared(&[])]);
+        assert_eq!(claims(&histories).0.len(), 0);
+        assert!(histories.retain_entries(|entry| entry.record < 2));
+        assert_eq!(claims(&histories), (vec!["a".into()], vec!["a-".into(), "b+".into()]));
+    }
+
+    #[test]
+    fn a_rename_keeps_which_edits_were_compared() {
+        let of = |from: &str, to: &str| (path(from), path(to));
+        let ((from, to), (a, b)) = (of("d", "e"), of("d", "f"));
+        let log = [kept("d/old", 0), kept("f", 5), compared(&[]), kept("d/new", 10)];
+        let moved = [&log[..], &[EditsLogRecord::Moved { from, to }]].concat();
+        let moved = claims(&replayed(&moved));
+        assert_eq!(
+            moved,
+            (vec!["e/new".into()], ["e/new-", "e/old+", "f+"].map(Into::into).into())
+        );
+        let exchanged = [&log[..], &[EditsLogRecord::Exchanged { a, b }]].concat();
+        let exchanged = claims(&replayed(&exchanged));
+        let marks = ["d+", "f/new-", "f/old+"].map(Into::into).into();
+        assert_eq!(exchanged, (vec!["f/new".into()], marks));
+        let (from, to) = of("d/new", "x");
+        let copied = [&log[..], &[EditsLogRecord::Copied { from, to }]].concat();
+        assert_eq!(claims(&replayed(&copied)).0, ["d/new", "x"]);
+    }
+
+    #[test]
+    fn an_edit_is_compared_again_when_an_undo_has_left_it() {
+        let at = |number| EditsLogRecord::At { path: path("a"), number };
+        let log = [kept("a", 0), kept("a", 10), kept("a", 20), at(Some(1)), compared(&[])];
+        assert_eq!(claims(&replayed(&log)).1, ["a+++"]);
+        for (next, marks) in [(at(Some(2)), "a-++"), (at(None), "a-+"), (kept("a", 30), "a-++-")] {
+            let (paths, found) = claims(&replayed(&[&log[..], &[next]].concat()));
+            assert_eq!((paths, found), (vec!["a".into()], vec![marks.into()]));
+        }
+    }
 }

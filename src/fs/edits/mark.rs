@@ -3,9 +3,8 @@
 //! Edits since the savepoint are dropped, and moves of older edits are undone. Edits that were
 //! dropped meanwhile to save space stay dropped.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
-use super::all_records;
 use super::histories::{Entry, PathHistory};
 use crate::fs::Fs;
 use crate::store::edits_log::EditsLogRecord;
@@ -32,22 +31,32 @@ impl Fs {
         let Some(history) = &mut core.edits else { return };
         let now = std::mem::take(&mut history.histories.by_path);
         let mut there: HashMap<u64, Entry> = HashMap::new();
+        // Edits that were compared, with the next one.
+        let mut compared: HashSet<(TreePath, u64, Option<u64>)> = HashSet::new();
         let mut gone = Vec::new();
-        for entry in now.into_values().flat_map(|list| list.entries) {
-            // After a rename of a file, both paths have the same edits.
-            if let Some(same) = there.insert(entry.serial, entry) {
-                gone.push(same);
+        for (path, list) in now {
+            let pairs = list.with_next().filter(|(entry, _)| entry.compared);
+            compared.extend(pairs.map(|(entry, next)| (path.clone(), entry.serial, next)));
+            for entry in list.entries {
+                // After a rename of a file, both paths have the same edits.
+                if let Some(same) = there.insert(entry.serial, entry) {
+                    gone.push(same);
+                }
             }
         }
         let mut by_path = savepoint.by_path.clone();
-        for list in by_path.values_mut() {
+        for (path, list) in &mut by_path {
             let before = list.entries.len();
             // The extents may have changed since; the number at this path has not.
             let present = |old: &Entry| {
                 let now = there.get(&old.serial)?;
-                Some(Entry { number: old.number, compared: false, ..now.clone() })
+                Some(Entry { number: old.number, ..now.clone() })
             };
             list.entries = list.entries.iter().filter_map(present).collect();
+            let is_known =
+                |(entry, next): (&Entry, _)| compared.contains(&(path.clone(), entry.serial, next));
+            let known: Vec<bool> = list.with_next().map(is_known).collect();
+            list.entries.iter_mut().zip(known).for_each(|(entry, known)| entry.compared = known);
             if list.entries.len() != before {
                 // Whether the last entry is the file before an undo is not known any more.
                 list.undone_to = None;
@@ -59,16 +68,14 @@ impl Fs {
         gone.extend(there.into_values().filter(|entry| !stay.contains(&entry.serial)));
         history.histories.release(gone);
         history.histories.cost = by_path.values().map(PathHistory::cost).sum();
-        history.histories.uncompared = by_path.keys().cloned().collect();
+        history.histories.uncompared.retain(|path| by_path.contains_key(path));
+        let uncompared = by_path.iter().filter(|(_, list)| !list.is_compared());
+        history.histories.uncompared.extend(uncompared.map(|(path, _)| path.clone()));
         history.histories.by_path = by_path;
         history.active.clear();
         // Any kind of record that changes which edits exist has this effect.
         history.note_change(&EditsLogRecord::Kept(Vec::new()));
-        let all = all_records(
-            &history.histories.by_path,
-            history.histories.bounds,
-            history.histories.synced,
-        );
+        let all = history.records();
         if history.log.rewrite(all) {
             history.renumber_records();
         }

@@ -41,7 +41,6 @@ use crate::types::{Ino, LayerId, Timestamp};
 
 pub(super) use content::state_of;
 pub use histories::Histories;
-use histories::all_records;
 pub use mark::EditsSavepoint;
 pub(super) use paths::{HistoryName, SavedFile};
 use pending_backups::PendingBackups;
@@ -160,9 +159,8 @@ impl EditHistory {
         self.replay(record, number);
         self.note_change(record);
         let is_rewritten = {
-            let EditHistory { log, histories: Histories { by_path, bounds, synced, .. }, .. } =
-                self;
-            log.append(record, || all_records(by_path, *bounds, *synced))
+            let EditHistory { log, histories, .. } = self;
+            log.append(record, || histories.records())
         };
         if is_rewritten {
             self.renumber_records();
@@ -172,6 +170,7 @@ impl EditHistory {
     /// Adapts the record numbers after a rewrite of the log.
     fn renumber_records(&mut self) {
         let synced = self.synced;
+        self.has_compared = false;
         // Records 0 and 1 say who wrote the log, and the bounds.
         for (at, list) in (2..).zip(self.by_path.values_mut()) {
             for entry in &mut list.entries {
@@ -203,12 +202,20 @@ impl EditHistory {
         }
     }
 
+    /// Records which edits were compared, for the next process.
+    fn note_compared(&mut self) {
+        if self.has_compared {
+            let record = self.compared_record();
+            self.append(&record);
+        }
+    }
+
     /// Rewrites the log if much of it is obsolete, or if a write to it failed.
     fn compact_log(&mut self) {
         if !self.log.has_failed() && !self.log.is_long() {
             return;
         }
-        let all = all_records(&self.by_path, self.bounds, self.synced);
+        let all = self.records();
         if self.log.rewrite(all) {
             self.renumber_records();
         }

@@ -65,7 +65,8 @@ impl EditHistory {
             EditsLogRecord::Opened { .. }
             | EditsLogRecord::Remapped { .. }
             | EditsLogRecord::SyncedTo(_)
-            | EditsLogRecord::SyncFailed => {}
+            | EditsLogRecord::SyncFailed
+            | EditsLogRecord::Compared { .. } => {}
             EditsLogRecord::Bounds(_)
             | EditsLogRecord::Kept(_)
             | EditsLogRecord::Copied { .. }

@@ -42,6 +42,7 @@ impl Fs {
     /// files are edited it does only the urgent part, unless `at_once`. Stops early when
     /// `is_stopping`.
     pub fn maintain_edits(&self, at_once: bool, is_stopping: &dyn Fn() -> bool) -> Tended {
+        self.count_shared_bytes();
         let (is_quiet, is_over, garbage) = {
             let mut core = self.core();
             core.drop_unneeded_pending();
@@ -54,6 +55,9 @@ impl Fs {
                 if let Err(error) = self.share_equal_bytes(&path) {
                     log::debug!("compare the contents in the history of '{path}': {error}");
                 }
+            }
+            if let Some(history) = &mut self.core().edits {
+                history.note_compared();
             }
         }
         if is_over {
@@ -73,6 +77,20 @@ impl Fs {
         let is_left = !history.uncompared.is_empty() || !history.pending.is_empty();
         let rest = is_left || history.garbage >= SOME_GARBAGE;
         if rest || history.excess().is_some() { Tended::Later } else { Tended::Done }
+    }
+
+    /// Once after the histories were read, and only if they may exceed the budget: counts what each
+    /// edit does not share with the next one.
+    fn count_shared_bytes(&self) {
+        let paths: Vec<TreePath> = {
+            let mut core = self.core();
+            let Some(history) = &mut core.edits else { return };
+            if history.excess().is_none() || std::mem::replace(&mut history.is_counted, true) {
+                return;
+            }
+            history.by_path.keys().cloned().collect()
+        };
+        paths.iter().for_each(|path| self.recount(path));
     }
 
     fn next_uncompared(&self) -> Option<TreePath> {
@@ -225,24 +243,32 @@ impl EditHistory {
         // An undo made this the current content. A step recognizes it by its extents, so they stay
         // until the file is edited. It is compared again then.
         if list.undone_to == Some(was.number) {
-            return;
+            return self.set_compared(path, at);
         }
-        let (Some(content), Some(old)) = (content, &was.edit.content) else { return };
-        if content.extents != old.extents {
+        if let (Some(content), Some(old)) = (content, &was.edit.content)
+            && content.extents != old.extents
+        {
             let before = pool_bytes(old);
             self.garbage =
                 self.garbage.saturating_add(before.saturating_sub(unshared_bytes(content, next)));
             let (number, extents) = (was.number, content.extents.clone());
             self.append(&EditsLogRecord::Remapped { path: path.clone(), number, extents });
         }
-        if let Some(entry) = self.by_path.get_mut(path).and_then(|list| list.entries.get_mut(at)) {
-            entry.compared = true;
+        self.set_compared(path, at);
+        if let Some(content) = content {
+            self.set_cost(path, was.number, own_cost(content, next));
         }
-        self.set_cost(path, was.number, own_cost(content, next));
     }
 }
 
 impl Histories {
+    fn set_compared(&mut self, path: &TreePath, at: usize) {
+        let list = self.by_path.get_mut(path);
+        if let Some(entry) = list.and_then(|list| list.entries.get_mut(at)) {
+            self.has_compared |= !std::mem::replace(&mut entry.compared, true);
+        }
+    }
+
     fn set_cost(&mut self, path: &TreePath, number: u32, cost: u64) {
         let list = self.by_path.get_mut(path);
         let entry =

@@ -414,15 +414,7 @@ impl<T: Serialize> Log<T> {
     /// # Errors
     /// As fstat(2) and ftruncate(2).
     pub fn cut_zeros(&mut self) -> Result<()> {
-        self.cut_rest().attempt(|| format!("cut zeros off {}", self.what))
-    }
-
-    fn cut_rest(&mut self) -> std::io::Result<()> {
-        if self.file.metadata()?.len() > self.end {
-            disk::cut(&self.file, self.end)?;
-        }
-        self.zeros_to = self.end;
-        Ok(())
+        self.roll_back().attempt(|| format!("cut zeros off {}", self.what))
     }
 
     fn write_frame(&mut self) -> Result<()> {
@@ -437,13 +429,14 @@ impl<T: Serialize> Log<T> {
         Ok(())
     }
 
-    /// Cuts off what a failed write left. If it left nothing, the file is not touched, because a
-    /// full quota can refuse even that (btrfs).
+    /// Cuts off what a failed write left, and zeros. If there is nothing, the file is not touched,
+    /// because a full quota can refuse even that (btrfs).
     fn roll_back(&mut self) -> std::io::Result<()> {
-        let mut left = vec![0; self.buffer.len()];
-        let len = disk::read_at(&self.file, &mut left, self.end)?;
-        left.truncate(len);
-        if left.iter().all(|byte| *byte == 0) { Ok(()) } else { self.cut_rest() }
+        if self.file.metadata()?.len() > self.end {
+            disk::cut(&self.file, self.end)?;
+        }
+        self.zeros_to = self.end;
+        Ok(())
     }
 
     /// The probe that tells what a failed sync of the file lost.

@@ -586,19 +586,3 @@ fn a_journal_goes_on_without_zeros_where_there_is_no_room() {
     redo(&mut upper, 0, b"bytes");
     assert!(!behind(&layers, &upper).is_empty());
 }
-
-#[test]
-fn a_failed_write_leaves_the_zeros_that_it_did_not_reach() {
-    let dir = tempfile::tempdir().unwrap();
-    let layers = layers(dir.path());
-    let mut upper = begin(&layers);
-    (0..3).for_each(|_| redo(&mut upper, 0, b"bytes"));
-    let before = behind(&layers, &upper);
-    assert!(!before.is_empty());
-    // A full quota can refuse to cut a file.
-    let failed = failpoint::with("fail:store.write:1:EDQUOT", || upper.record(&resize()));
-    assert!(failed.is_err());
-    assert_eq!(behind(&layers, &upper), before);
-    upper.record(&resize()).unwrap();
-    redo(&mut upper, 0, b"bytes");
-}

@@ -366,10 +366,7 @@ impl Upper {
             self.sync_pool(make_room).attempt(|| format!("sync the pool of layer {layer}"))?;
         }
         // A sealed journal ends with its seal.
-        match self.journal.cut_zeros() {
-            Err(_) if make_room() => self.journal.cut_zeros()?,
-            cut => cut?,
-        }
+        self.journal.cut_zeros()?;
         // The name and the message in a seal come from the user.
         self.journal.append_untrusted(mark)?;
         if self.durable {

@@ -12,8 +12,8 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use super::content::{push_extent, same_bytes, state_of};
-use super::histories::{Entry, Histories, PathHistory};
-use super::{Clock, EditHistory, all_records, pinned_ranges};
+use super::histories::{Entry, PathHistory};
+use super::{Clock, EditHistory, pinned_ranges};
 use crate::error::{FsError, FsResult};
 use crate::fs::{Core, DataRanges, Found, Fs, Invalidations, Need, State};
 use crate::store::edits_log::{Bounds, Content, EditsLogRecord, How, LogSync};
@@ -282,9 +282,9 @@ struct Wanted {
 
 impl EditHistory {
     fn begin_secure(&mut self) -> crate::error::Result<Option<LogSync>> {
-        let EditHistory { log, histories: Histories { by_path, bounds, synced, .. }, .. } = self;
+        let EditHistory { log, histories, .. } = self;
         let was_whole = log.next_number() != u64::MAX;
-        let work = log.begin_secure(|| all_records(by_path, *bounds, *synced))?;
+        let work = log.begin_secure(|| histories.records())?;
         if !was_whole && self.log.next_number() != u64::MAX {
             self.renumber_records();
         }

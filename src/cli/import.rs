@@ -29,8 +29,8 @@ const BUFFER: usize = 256 << 10;
 /// read, and nothing outside of the store is written.
 #[derive(Args)]
 pub(super) struct Import {
-    /// A tar archive, plain or compressed by gzip or zstd; '-' for standard input; or an image in an
-    /// OCI layout, DIR[:TAG]
+    /// A tar archive, plain or compressed by gzip or zstd; '-' for standard input; or an image in
+    /// an OCI layout, DIR[:TAG]
     #[arg(value_name = "FILE|DIR[:TAG]")]
     source: OsString,
     /// The head whose tree is replaced. A new one is made if there is none of this name

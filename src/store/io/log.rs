@@ -401,7 +401,7 @@ impl<T: Serialize> Log<T> {
             Ok(()) => self.zeros_to = self.end + len,
             Err(error) => {
                 log::debug!("{} gets no zeros: {error}", self.what);
-                // What was written takes space that something else may need.
+                // The zeros that were written take space that something else may need.
                 if let Err(error) = self.cut_zeros() {
                     log::debug!("{error}");
                 }

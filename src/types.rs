@@ -311,14 +311,14 @@ impl fmt::Display for Name {
 
 impl Serialize for Name {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        self.0.serialize(serializer)
+        serializer.serialize_bytes(&self.0)
     }
 }
 
 impl<'de> Deserialize<'de> for Name {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Name, D::Error> {
-        let bytes = Vec::<u8>::deserialize(deserializer)?;
-        Name::new(&bytes).map_err(|_| serde::de::Error::custom("not the name of a file"))
+        let bytes = <&[u8]>::deserialize(deserializer)?;
+        Name::new(bytes).map_err(|_| serde::de::Error::custom("not the name of a file"))
     }
 }
 
@@ -434,19 +434,19 @@ impl fmt::Display for TreePath {
 
 impl Serialize for TreePath {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        self.0.serialize(serializer)
+        serializer.serialize_bytes(&self.0)
     }
 }
 
 impl<'de> Deserialize<'de> for TreePath {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<TreePath, D::Error> {
-        let bytes = Vec::<u8>::deserialize(deserializer)?;
-        let path = TreePath::parse(&bytes)
-            .map_err(|_| serde::de::Error::custom("not a path in a tree"))?;
-        if path.as_bytes() == bytes {
-            Ok(path)
+        let bytes = <&[u8]>::deserialize(deserializer)?;
+        let is_clean =
+            bytes.is_empty() || bytes.split(|&b| b == b'/').all(|part| Name::check(part).is_ok());
+        if is_clean {
+            Ok(TreePath(bytes.into()))
         } else {
-            Err(serde::de::Error::custom("not a clean path"))
+            Err(serde::de::Error::custom("not a clean path in a tree"))
         }
     }
 }

@@ -52,6 +52,7 @@ pub fn variant(bytes: &[u8]) -> Option<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::types::TreePath;
 
     #[test]
     fn decoding_uses_every_byte() {
@@ -69,5 +70,17 @@ mod tests {
         let mut bytes = vec![0xfd];
         bytes.extend_from_slice(&u64::MAX.to_le_bytes());
         assert!(decode::<Vec<u8>>(&bytes).is_err());
+    }
+
+    #[test]
+    fn only_a_clean_path_is_decoded() {
+        for good in [&b""[..], b"a", b"a/b", b".../-/\xff"] {
+            let path = TreePath::parse(good).unwrap();
+            assert_eq!(encode(&path).unwrap(), encode(&good).unwrap());
+            assert_eq!(decode(&encode(&good).unwrap()), Ok(path), "{good:?}");
+        }
+        for bad in [&b"/"[..], b"/a", b"a/", b"a//b", b".", b"a/./b", b"a/../b", b"..", b"a\0b"] {
+            assert!(decode::<TreePath>(&encode(&bad).unwrap()).is_err(), "{bad:?}");
+        }
     }
 }

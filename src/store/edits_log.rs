@@ -21,14 +21,14 @@
 use std::fs::File;
 use std::sync::Arc;
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::error::{Attempt, Result};
 use crate::store::Store;
 use crate::store::io::dir::StoreDir;
 use crate::store::io::disk;
 use crate::store::io::frames::{self, Frames, LogBytes};
-use crate::store::io::log::{self, Log};
+use crate::store::io::log::{self, FRAME_HEAD, Log};
 use crate::store::io::writer::Writer;
 use crate::store::layer::Trust;
 use crate::tree::{Node, Source};
@@ -36,7 +36,7 @@ use crate::types::{ByteRange, Epoch, Ino, Timestamp, TreePath};
 
 const DIR: &str = "history";
 /// A log of fewer bytes is never rewritten.
-const SMALL_LOG: u64 = 1 << 20;
+const SMALL_LOG: u64 = 128 << 10;
 
 /// The kind of operation that began an edit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -92,6 +92,13 @@ pub struct Content {
     pub extents: Vec<(ByteRange, Source)>,
 }
 
+/// Decodes a content into its final place. serde would decode it into a `Box` first.
+fn decode_content<'de, D: Deserializer<'de>>(
+    from: D,
+) -> std::result::Result<Option<Arc<Content>>, D::Error> {
+    Ok(Option::deserialize(from)?.map(Arc::new))
+}
+
 /// An edit of a path, with the content before it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LoggedEdit {
@@ -100,6 +107,7 @@ pub struct LoggedEdit {
     /// The operation that began it.
     pub how: How,
     /// The content; `None` if there was no file.
+    #[serde(deserialize_with = "decode_content")]
     pub content: Option<Arc<Content>>,
 }
 
@@ -201,9 +209,25 @@ pub enum EditsLogRecord {
     },
 }
 
-/// The records of a log, and how many of them are valid.
+impl EditsLogRecord {
+    /// The number of edits in the list of a path.
+    fn edits(&self) -> u64 {
+        if let EditsLogRecord::List { edits, .. } = self { edits.len() as u64 } else { 0 }
+    }
+}
+
+/// Takes the records of a log while it is read, so that no record is decoded twice, and the records
+/// of a long log are not in memory together.
+pub trait Replay: Default {
+    /// Takes the next record, and its number.
+    fn replay(&mut self, record: EditsLogRecord, number: u64);
+}
+
+/// A log that was read.
 #[derive(Default)]
-pub struct Recorded {
+pub struct Recorded<R> {
+    /// The result of the replay of all records.
+    pub replayed: R,
     frames: Option<Frames<EditsLogRecord>>,
     /// The content of an edit is valid if its record is among this many first ones.
     pub valid: u64,
@@ -211,16 +235,46 @@ pub struct Recorded {
     end: u64,
     /// Whether a power cut or a failed sync may have lost some of it.
     cut_off: bool,
+    rewritten: Rewritten,
 }
 
-impl Recorded {
-    /// The records, in order. Each is decoded when the iterator reaches it, because all records of
-    /// a long log would take several times its bytes.
-    pub fn records(&self) -> impl Iterator<Item = EditsLogRecord> + '_ {
-        // None fails: each was decoded when the log was read, and its bytes are in memory.
-        self.frames.iter().flat_map(|frames| frames.records_from(0)).map_while(Result::ok)
-    }
+/// The log at its last rewrite.
+#[derive(Clone, Copy, Default)]
+struct Rewritten {
+    /// Bytes.
+    len: u64,
+    /// The number of edits.
+    edits: u64,
+    /// Whether records that came later follow.
+    has_ended: bool,
+}
 
+impl Rewritten {
+    /// Takes the next record of the log, which ends at this offset.
+    fn take(&mut self, record: &EditsLogRecord, end: u64) {
+        self.has_ended |= match record {
+            EditsLogRecord::Opened { .. } => self.len > 0,
+            EditsLogRecord::Bounds(_) | EditsLogRecord::Compared { .. } => false,
+            EditsLogRecord::List { .. } => false,
+            EditsLogRecord::Kept(_)
+            | EditsLogRecord::Copied { .. }
+            | EditsLogRecord::Moved { .. }
+            | EditsLogRecord::Exchanged { .. }
+            | EditsLogRecord::At { .. }
+            | EditsLogRecord::Remapped { .. }
+            | EditsLogRecord::Dropped { .. }
+            | EditsLogRecord::SyncedTo(_)
+            | EditsLogRecord::SyncFailed => true,
+        };
+        if self.has_ended {
+            return;
+        }
+        self.len = end;
+        self.edits += record.edits();
+    }
+}
+
+impl<R: Replay> Recorded<R> {
     /// The offset of a record in the file.
     pub fn start_of(&self, record: u64) -> u64 {
         let record = usize::try_from(record).unwrap_or(usize::MAX);
@@ -254,7 +308,11 @@ pub(super) fn show(dir: &StoreDir, head: &str) -> String {
 ///
 /// # Errors
 /// As open(2) and read(2), and damage.
-pub(super) fn read(dir: &StoreDir, head: &str, trust: &Trust) -> Result<Option<Recorded>> {
+pub(super) fn read<R: Replay>(
+    dir: &StoreDir,
+    head: &str,
+    trust: &Trust,
+) -> Result<Option<Recorded<R>>> {
     if dir.list(|name| (name == DIR).then_some(()))?.is_empty() {
         return Ok(None);
     }
@@ -262,13 +320,17 @@ pub(super) fn read(dir: &StoreDir, head: &str, trust: &Trust) -> Result<Option<R
     let what = show(dir, head);
     let is_empty = bytes.is_empty();
     let (mut last, mut sync_failed, mut synced) = (None, !trust.failed.lock().is_empty(), 0);
-    let see = |_, payload: &[u8], at| {
-        match log::decode(payload, &what, at)? {
-            EditsLogRecord::Opened { writer } => last = Some(writer),
+    let (mut replayed, mut rewritten) = (R::default(), Rewritten::default());
+    let see = |number, payload: &[u8], at| {
+        let record: EditsLogRecord = log::decode(payload, &what, at)?;
+        match &record {
+            EditsLogRecord::Opened { writer } => last = Some(*writer),
             EditsLogRecord::SyncFailed => sync_failed = true,
-            EditsLogRecord::SyncedTo(count) => synced = synced.max(count),
+            EditsLogRecord::SyncedTo(count) => synced = synced.max(*count),
             _ => {}
         }
+        rewritten.take(&record, at + (FRAME_HEAD + payload.len()) as u64);
+        replayed.replay(record, number as u64);
         Ok(())
     };
     let (frames, behind) =
@@ -279,7 +341,29 @@ pub(super) fn read(dir: &StoreDir, head: &str, trust: &Trust) -> Result<Option<R
         return Err(log::damage_at(&what, end));
     }
     let valid = if cut_off { synced } else { count };
-    Ok(Some(Recorded { frames: Some(frames), valid, end, cut_off }))
+    Ok(Some(Recorded { replayed, frames: Some(frames), valid, end, cut_off, rewritten }))
+}
+
+/// Where the bytes of all edits in the records of a log are.
+#[derive(Default)]
+struct AllContent(Vec<(ByteRange, Source)>);
+
+impl Replay for AllContent {
+    fn replay(&mut self, record: EditsLogRecord, _: u64) {
+        let mut add = |edit: LoggedEdit| {
+            let extents = edit.content.into_iter().map(|content| content.extents.clone());
+            self.0.extend(extents.flatten());
+        };
+        match record {
+            EditsLogRecord::Kept(kept) => kept.into_iter().for_each(|(_, edit)| add(edit)),
+            EditsLogRecord::List { edits, .. } => {
+                edits.into_iter().for_each(|(_, edit, _)| add(edit));
+            }
+            // The same bytes, stored elsewhere.
+            EditsLogRecord::Remapped { extents, .. } => self.0.extend(extents),
+            _ => {}
+        }
+    }
 }
 
 impl Store {
@@ -287,31 +371,14 @@ impl Store {
     /// later records drop, because a power cut can take those records. Empty if the log cannot be
     /// read; opening the head then begins a new one.
     pub fn edited_content(&self, head: &str) -> Vec<(ByteRange, Source)> {
-        let recorded = match read(&self.dir, head, &self.trust) {
-            Ok(recorded) => recorded.unwrap_or_default(),
+        let recorded: Result<Option<Recorded<AllContent>>> = read(&self.dir, head, &self.trust);
+        match recorded {
+            Ok(recorded) => recorded.unwrap_or_default().replayed.0,
             Err(error) => {
                 ::log::warn!("{error}");
-                return Vec::new();
+                Vec::new()
             }
-        };
-        let mut all = Vec::new();
-        let of = |edit: &LoggedEdit| edit.content.clone();
-        for record in recorded.records() {
-            let contents: Vec<Arc<Content>> = match record {
-                EditsLogRecord::Kept(kept) => kept.iter().filter_map(|(_, v)| of(v)).collect(),
-                EditsLogRecord::List { edits, .. } => {
-                    edits.iter().filter_map(|(_, v, _)| of(v)).collect()
-                }
-                // The same bytes, stored elsewhere.
-                EditsLogRecord::Remapped { extents, .. } => {
-                    all.extend(extents);
-                    continue;
-                }
-                _ => continue,
-            };
-            all.extend(contents.iter().flat_map(|content| content.extents.iter().cloned()));
         }
-        all
     }
 
     /// Removes the edit history of a head that is not open.
@@ -349,20 +416,19 @@ pub struct EditsLog {
     warned: bool,
     /// Whether all records are synced.
     synced: bool,
-    /// Bytes of the log when it was last rewritten; 0 if this process has not done that.
-    rewritten_len: u64,
+    rewritten: Rewritten,
 }
 
 impl EditsLog {
     /// Reads the log of a head. A log that cannot be read is renamed to `HEAD.bad`.
-    pub fn open(store: &Arc<Store>, head: &str) -> (EditsLog, Recorded) {
+    pub fn open<R: Replay>(store: &Arc<Store>, head: &str) -> (EditsLog, Recorded<R>) {
         let mut log = EditsLog {
             store: Arc::clone(store),
             head: head.to_owned(),
             standing: Standing::Untouched(0, 0),
             warned: false,
             synced: true,
-            rewritten_len: 0,
+            rewritten: Rewritten::default(),
         };
         match log.read() {
             Ok(recorded) => (log, recorded),
@@ -383,7 +449,7 @@ impl EditsLog {
         self.store.dir.make_dir(DIR)
     }
 
-    fn read(&mut self) -> Result<Recorded> {
+    fn read<R: Replay>(&mut self) -> Result<Recorded<R>> {
         let Some(recorded) = read(&self.store.dir, &self.head, &self.store.trust)? else {
             return Ok(Recorded::default());
         };
@@ -391,6 +457,7 @@ impl EditsLog {
         self.standing =
             if recorded.cut_off { Standing::Stale } else { Standing::Untouched(end, count) };
         self.synced = count == 0;
+        self.rewritten = recorded.rewritten;
         Ok(recorded)
     }
 
@@ -431,10 +498,18 @@ impl EditsLog {
         }
     }
 
-    /// Whether a rewrite may make the log much shorter. The length after the last rewrite is the
-    /// measure, because records differ much in length.
-    pub fn is_long(&self) -> bool {
-        self.len() > self.rewritten_len.saturating_mul(2).saturating_add(SMALL_LOG)
+    /// Whether a rewrite would make the log much shorter. `edits` returns how many edits there are.
+    ///
+    /// The length after the last rewrite is the measure, also that of an earlier process, because
+    /// records differ much in length. If most edits of that time were dropped, it counts in part.
+    pub fn is_long(&self, edits: impl FnOnce() -> u64) -> bool {
+        if self.len() <= SMALL_LOG {
+            return false;
+        }
+        let Rewritten { len, edits: then, .. } = self.rewritten;
+        let now = edits().min(then);
+        let described = len.saturating_mul(now).checked_div(then).unwrap_or(0);
+        self.len() > described.saturating_mul(2).saturating_add(SMALL_LOG)
     }
 
     /// Notes that the log has edits that do not exist. It is rewritten before the next record,
@@ -515,14 +590,17 @@ impl EditsLog {
         let temp = format!("{}.new", self.head);
         dir.remove(&temp)?;
         let file = Arc::new(dir.file(&temp, true)?);
-        let mut log = Log::append_to(file, dir.show(&temp), 0, 0)?;
-        log.append(&EditsLogRecord::Opened { writer: self.store.trust.writer })?;
-        for record in all {
-            log.append(&record)?;
-        }
+        let count = all.len() as u64 + 1;
+        let edits = all.iter().map(EditsLogRecord::edits).sum();
+        let opened = EditsLogRecord::Opened { writer: self.store.trust.writer };
+        // One write: the lock of the head is held.
+        let bytes = log::frames(std::iter::once(opened).chain(all))?;
+        disk::write_at(&file, &bytes, 0).attempt(|| format!("write {}", dir.show(&temp)))?;
+        let len = bytes.len() as u64;
+        let log = Log::append_to(file, dir.show(&self.head), len, count)?;
         disk::rename(&dir, &temp, &self.head)
             .attempt(|| format!("publish {}", dir.show(&self.head)))?;
-        self.rewritten_len = log.len();
+        self.rewritten = Rewritten { len, edits, has_ended: true };
         self.standing = Standing::Open(log);
         Ok(())
     }

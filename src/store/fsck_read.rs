@@ -11,7 +11,7 @@ use crate::store::content::checksums::Checksums;
 use crate::store::content::pool::BLOCK;
 use crate::store::content::remap::Remap;
 use crate::store::edits_log;
-use crate::store::edits_log::Recorded;
+use crate::store::edits_log::{Recorded, Replay};
 use crate::store::format::{check_format, read_base};
 use crate::store::heads;
 use crate::store::heads::HEADS;
@@ -226,7 +226,7 @@ impl Inspect {
     ///
     /// # Errors
     /// As readdir(3).
-    pub fn histories(&self) -> Result<Vec<(String, Result<Recorded>)>> {
+    pub fn histories<R: Replay>(&self) -> Result<Vec<(String, Result<Recorded<R>>)>> {
         let heads = edits_log::heads(&self.dir)?;
         let read = |head: &String| {
             edits_log::read(&self.dir, head, &self.trust).map(Option::unwrap_or_default)

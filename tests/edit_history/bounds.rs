@@ -444,3 +444,39 @@ fn after_a_rewind_only_the_files_that_it_changed_are_compared() {
     drop(work);
     assert_eq!(reads(&place.open()), 0);
 }
+
+/// Whether the maintenance rewrites the log.
+fn rewrites(work: &Work) -> bool {
+    let (_, calls) = failpoint::trace(|| work.sandbox.fs().maintain_edits(true, &|| false));
+    calls.iter().any(|(call, _)| matches!(call, Failpoint::StoreRename))
+}
+
+#[test]
+fn the_log_is_rewritten_when_most_of_it_describes_nothing_any_more() {
+    let place = Place::new(&[]);
+    let len = || std::fs::metadata(place.store.join("history/main")).unwrap().len();
+    let work = place.open();
+    let names: Vec<String> = (0..700).map(|n| format!("a-file-with-a-long-name-{n}")).collect();
+    for text in ["one", "two", "three", "four", "five"] {
+        names.iter().for_each(|name| work.put(name, text));
+    }
+    drop(work);
+    let work = place.open();
+    assert!(rewrites(&work));
+    let whole = len();
+    assert!(whole > 200_000, "{whole}");
+    // It is as short as it can be, and the next processes see that.
+    drop(work);
+    let work = place.open();
+    assert!(!rewrites(&work));
+    drop(work);
+    let work = place.open();
+    names.iter().for_each(|name| work.put(name, "six"));
+    assert!(!rewrites(&work), "it may have twice the length of what it describes");
+    assert!(len() > whole);
+    work.sandbox.fs().set_edit_bounds(Bounds { edits: 10, bytes: 400_000 });
+    assert!(rewrites(&work), "most edits are dropped");
+    assert!(len() < whole / 10, "{} of {whole}", len());
+    drop(work);
+    assert!(!rewrites(&place.open()));
+}

@@ -1,13 +1,13 @@
 //! The state that a replay of the log of edit histories gives.
 //!
-//! * [`Histories::replay`] applies one record, at runtime and when the log is read.
+//! * [`Histories::apply`] applies one record, at runtime and when the log is read.
 //! * [`Histories::release`] only notes which bytes are not needed. A later reclaim frees them.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use super::content::{cost_of, pool_bytes, same_bytes};
-use crate::store::edits_log::{Bounds, Content, EditsLogRecord, How, LoggedEdit, Recorded};
+use crate::store::edits_log::{Bounds, Content, EditsLogRecord, How, LoggedEdit, Recorded, Replay};
 use crate::tree::Source;
 use crate::types::{ByteRange, LayerId, TreePath};
 
@@ -19,7 +19,7 @@ pub(super) struct Entry {
     /// left; serials are never reused.
     pub(super) serial: u64,
     /// The file before the edit.
-    pub(super) edit: Arc<LoggedEdit>,
+    pub(super) edit: LoggedEdit,
     /// How much of the budget it takes, in bytes.
     pub(super) cost: u64,
     /// Whether its content was compared with that of the next edit, or the file. While an undo
@@ -40,6 +40,10 @@ pub(super) struct PathHistory {
     pub(super) entries: VecDeque<Entry>,
     /// The edit that an undo went back to. The last entry is then the file before the first undo.
     pub(super) undone_to: Option<u32>,
+    /// Whether its edits are to be compared. Then the path is in [`Histories::queue`]. If an edit
+    /// of another path was not compared, it could not be read: it is tried again after the next
+    /// edit of the path, or by the next process.
+    pub(super) is_queued: bool,
 }
 
 /// The edit histories of all paths.
@@ -51,9 +55,8 @@ pub struct Histories {
     pub(super) synced: u64,
     /// How much of the budget all edits and pending backups take, in bytes.
     pub(super) cost: u64,
-    /// Paths whose edits are to be compared. An edit of another path that was not compared could
-    /// not be: it is tried again after the next edit of the path, or by the next process.
-    pub(super) uncompared: BTreeSet<TreePath>,
+    /// All paths whose edits are to be compared, and some others.
+    pub(super) queue: Vec<TreePath>,
     /// Whether edits were compared since the last `Compared` record.
     pub(super) has_compared: bool,
     /// Whether costs take into account what edits share. After a replay they do not.
@@ -66,17 +69,22 @@ pub struct Histories {
     pub(super) next_serial: u64,
 }
 
+impl Replay for Histories {
+    fn replay(&mut self, record: EditsLogRecord, number: u64) {
+        // An earlier process has freed the bytes of a dropped edit, or gc will.
+        self.apply(record, number, &mut |_| ());
+    }
+}
+
 impl Histories {
-    /// Replays a log, as far as its content is known to be synced.
-    pub fn of(recorded: &Recorded) -> Histories {
-        let mut histories = Histories::default();
-        for (number, record) in recorded.records().enumerate() {
-            histories.replay(&record, number as u64);
-        }
+    /// The histories of a log that was replayed, as far as their content is known to be synced.
+    pub fn of(recorded: &mut Recorded<Histories>) -> Histories {
+        let mut histories = std::mem::take(&mut recorded.replayed);
         // The first record says who wrote the log. It stands for the content that was synced before
         // a rewrite.
         let believed = recorded.valid.max(1);
         histories.retain_entries(|entry| entry.record < believed);
+        histories.cost = histories.by_path.values().map(PathHistory::cost).sum();
         histories
     }
 
@@ -85,7 +93,7 @@ impl Histories {
         self.by_path.iter().flat_map(|(path, list)| {
             list.entries
                 .iter()
-                .map(move |entry| (path, entry.number, entry.log_record, &*entry.edit))
+                .map(move |entry| (path, entry.number, entry.log_record, &entry.edit))
         })
     }
 
@@ -101,60 +109,86 @@ impl Histories {
             .filter_map(|entry| entry.edit.content.clone())
     }
 
-    /// Applies a log record with this number.
-    pub(super) fn replay(&mut self, record: &EditsLogRecord, number: u64) {
+    /// Applies a log record with this number. Calls `gone` with each edit that it drops, whose cost
+    /// the caller subtracts.
+    pub(super) fn apply(
+        &mut self,
+        record: EditsLogRecord,
+        number: u64,
+        gone: &mut dyn FnMut(Entry),
+    ) {
         match record {
             EditsLogRecord::Opened { .. } | EditsLogRecord::SyncFailed => {}
-            EditsLogRecord::Bounds(bounds) => self.set_bounds(*bounds),
+            EditsLogRecord::Bounds(bounds) => self.set_bounds(bounds, gone),
             EditsLogRecord::Kept(saved) => {
-                for (path, edit) in saved {
-                    self.push(path, Arc::new(edit.clone()), number);
-                }
+                saved.into_iter().for_each(|(path, edit)| self.push(path, edit, number, gone));
             }
-            EditsLogRecord::Copied { from, to } => self.copy(from, to),
-            EditsLogRecord::Moved { from, to } => self.move_below(from, to),
-            EditsLogRecord::Exchanged { a, b } => self.exchange(a, b),
-            EditsLogRecord::At { path, number } => self.set_undone_to(path, *number),
+            EditsLogRecord::Copied { from, to } => self.copy(&from, to),
+            EditsLogRecord::Moved { from, to } => self.move_below(&from, &to, gone),
+            EditsLogRecord::Exchanged { a, b } => self.exchange(&a, &b),
+            EditsLogRecord::At { path, number } => self.set_undone_to(path, number, gone),
             EditsLogRecord::Remapped { path, number: edit, extents } => {
-                self.remap(path, *edit, extents, number);
+                self.remap(&path, edit, extents, number);
             }
-            EditsLogRecord::Dropped { path, upto } => self.drop_upto(path, *upto),
-            EditsLogRecord::SyncedTo(count) => self.synced = self.synced.max(*count),
-            EditsLogRecord::Compared { except } => self.mark_compared(except),
+            EditsLogRecord::Dropped { path, upto } => self.drop_upto(&path, upto, gone),
+            EditsLogRecord::SyncedTo(count) => self.synced = self.synced.max(count),
+            EditsLogRecord::Compared { except } => self.mark_compared(&except),
             EditsLogRecord::List { path, next, at, edits } => {
                 let first = self.next_serial;
                 self.next_serial += edits.len() as u64;
                 let entries =
-                    edits.iter().zip(first..).map(|((edit_number, edit, synced), serial)| Entry {
-                        number: *edit_number,
-                        serial,
-                        cost: cost_of(edit),
-                        edit: Arc::new(edit.clone()),
-                        compared: false,
-                        record: if *synced { 0 } else { number },
-                        log_record: number,
+                    edits.into_iter().zip(first..).map(|((edit_number, edit, synced), serial)| {
+                        Entry {
+                            number: edit_number,
+                            serial,
+                            cost: cost_of(&edit),
+                            edit,
+                            compared: false,
+                            record: if synced { 0 } else { number },
+                            log_record: number,
+                        }
                     });
-                let list = PathHistory { next: *next, entries: entries.collect(), undone_to: *at };
+                let entries = entries.collect();
+                let list = PathHistory { next, entries, undone_to: at, is_queued: true };
                 self.cost += list.cost();
-                self.uncompared.insert(path.clone());
-                self.by_path.insert(path.clone(), list);
+                self.put(path, list);
             }
         }
     }
 
+    /// Notes that the edits of a path are to be compared.
+    fn enqueue(&mut self, path: TreePath) {
+        if let Some(list) = self.by_path.get_mut(&path)
+            && !std::mem::replace(&mut list.is_queued, true)
+        {
+            self.queue.push(path);
+        }
+    }
+
+    /// Takes a path whose edits are to be compared.
+    pub(super) fn dequeue(&mut self) -> Option<TreePath> {
+        while let Some(path) = self.queue.pop() {
+            let list = self.by_path.get_mut(&path);
+            if list.is_some_and(|list| std::mem::take(&mut list.is_queued)) {
+                return Some(path);
+            }
+        }
+        None
+    }
+
     /// Adds an edit to a path. Drops the oldest ones beyond the bound.
-    fn push(&mut self, path: &TreePath, edit: Arc<LoggedEdit>, record: u64) {
+    fn push(&mut self, path: TreePath, edit: LoggedEdit, record: u64, gone: &mut dyn FnMut(Entry)) {
         // The file before the first undo comes on top of the edits that the undo may go back to.
         let limit = self.bounds.edits as usize + usize::from(edit.how == How::Undone);
         let list = self.by_path.entry(path.clone()).or_default();
         let back_from_nothing = list.undone_to.is_some()
             && edit.how != How::Undone
             && list.entries.back().is_some_and(|last| last.edit.content.is_none());
-        let (mut gone, mut is_reset) = (Vec::new(), false);
+        let mut is_reset = false;
         if edit.how != How::Undone {
             is_reset = list.undo_to(None).is_some();
             if back_from_nothing {
-                gone.extend(list.entries.pop_back());
+                list.entries.pop_back().into_iter().for_each(&mut *gone);
             }
         }
         let same = list
@@ -179,13 +213,12 @@ impl Histories {
             self.cost += entry.cost;
             list.entries.push_back(entry);
             while list.entries.len() > limit.max(1) {
-                gone.extend(list.entries.pop_front());
+                list.entries.pop_front().into_iter().for_each(&mut *gone);
             }
         }
-        if !same || is_reset {
-            self.uncompared.insert(path.clone());
+        if (!same || is_reset) && !std::mem::replace(&mut list.is_queued, true) {
+            self.queue.push(path);
         }
-        self.release(gone);
     }
 
     /// Notes that the bytes of these edits are not needed any more.
@@ -203,8 +236,8 @@ impl Histories {
         }
     }
 
-    fn copy(&mut self, from: &TreePath, to: &TreePath) {
-        if self.by_path.contains_key(to) {
+    fn copy(&mut self, from: &TreePath, to: TreePath) {
+        if self.by_path.contains_key(&to) {
             return;
         }
         let Some(mut list) = self.by_path.get(from).cloned() else { return };
@@ -212,11 +245,16 @@ impl Histories {
         if list.undo_to(None).is_some() {
             list.entries.pop_back();
         }
-        if !list.is_compared() {
-            self.uncompared.insert(to.clone());
-        }
         self.cost += list.cost();
-        self.by_path.insert(to.clone(), list);
+        list.is_queued |= !list.is_compared();
+        self.put(to, list);
+    }
+
+    fn put(&mut self, path: TreePath, list: PathHistory) {
+        if list.is_queued {
+            self.queue.push(path.clone());
+        }
+        self.by_path.insert(path, list);
     }
 
     /// The paths at and below `dir` that have a history.
@@ -228,66 +266,59 @@ impl Histories {
         near.filter(|(path, _)| path.starts_with(dir)).map(|(path, _)| path.clone()).collect()
     }
 
-    fn move_below(&mut self, from: &TreePath, to: &TreePath) {
+    fn move_below(&mut self, from: &TreePath, to: &TreePath, gone: &mut dyn FnMut(Entry)) {
         for path in self.below(from) {
             let (Some(list), Some(moved)) = (self.by_path.remove(&path), path.moved(from, to))
             else {
                 continue;
             };
-            let was_compared = !self.uncompared.remove(&path);
             if self.by_path.contains_key(&moved) {
-                self.release(list.entries.into());
-                continue;
+                list.entries.into_iter().for_each(&mut *gone);
+            } else {
+                self.put(moved, list);
             }
-            if !was_compared {
-                self.uncompared.insert(moved.clone());
-            }
-            self.by_path.insert(moved, list);
         }
     }
 
     fn exchange(&mut self, a: &TreePath, b: &TreePath) {
-        let mut take = |from: &TreePath, to: &TreePath| -> Vec<(TreePath, PathHistory, bool)> {
+        let mut take = |from: &TreePath, to: &TreePath| -> Vec<(TreePath, PathHistory)> {
             let paths = self.below(from);
-            let of = |path: TreePath| {
-                let list = self.by_path.remove(&path)?;
-                Some((path.moved(from, to)?, list, !self.uncompared.remove(&path)))
-            };
-            paths.into_iter().filter_map(of).collect()
+            paths
+                .into_iter()
+                .filter_map(|p| Some((p.moved(from, to)?, self.by_path.remove(&p)?)))
+                .collect()
         };
         let moved = [take(a, b), take(b, a)].concat();
-        for (path, list, was_compared) in moved {
-            if !was_compared {
-                self.uncompared.insert(path.clone());
-            }
-            self.by_path.insert(path, list);
-        }
+        moved.into_iter().for_each(|(path, list)| self.put(path, list));
     }
 
     /// Notes that all edits were compared, except those of some paths.
     fn mark_compared(&mut self, except: &[TreePath]) {
         let except: BTreeSet<&TreePath> = except.iter().collect();
-        let uncompared = std::mem::take(&mut self.uncompared);
-        for path in uncompared {
-            if except.contains(&path) {
-                self.uncompared.insert(path);
-            } else if let Some(list) = self.by_path.get_mut(&path) {
-                list.entries.iter_mut().for_each(|entry| entry.compared = true);
+        let by_path = &mut self.by_path;
+        self.queue.retain(|path| {
+            let Some(list) = by_path.get_mut(path).filter(|list| list.is_queued) else {
+                return false;
+            };
+            if except.contains(path) {
+                return true;
             }
-        }
+            list.is_queued = false;
+            list.entries.iter_mut().for_each(|entry| entry.compared = true);
+            false
+        });
         self.has_compared = false;
     }
 
-    fn set_undone_to(&mut self, path: &TreePath, number: Option<u32>) {
-        let Some(list) = self.by_path.get_mut(path) else { return };
+    fn set_undone_to(&mut self, path: TreePath, number: Option<u32>, gone: &mut dyn FnMut(Entry)) {
+        let Some(list) = self.by_path.get_mut(&path) else { return };
         let was = list.undo_to(number);
         // All is redone: the file before the first undo is current again, and no edit any more.
         if was.is_some() && number.is_none() {
-            let top = list.entries.pop_back();
-            self.release(top.into_iter().collect());
+            list.entries.pop_back().into_iter().for_each(gone);
         }
         if was.is_some() && was != number {
-            self.uncompared.insert(path.clone());
+            self.enqueue(path);
         }
     }
 
@@ -295,60 +326,49 @@ impl Histories {
         &mut self,
         path: &TreePath,
         number: u32,
-        extents: &[(ByteRange, Source)],
+        extents: Vec<(ByteRange, Source)>,
         record: u64,
     ) {
         let Some(list) = self.by_path.get_mut(path) else { return };
         let Some(entry) = list.entries.iter_mut().find(|entry| entry.number == number) else {
             return;
         };
-        let Some(content) = &entry.edit.content else { return };
-        let content = Content { extents: extents.to_vec(), ..Content::clone(content) };
-        entry.edit = Arc::new(LoggedEdit {
-            content: Some(Arc::new(content)),
-            ..LoggedEdit::clone(&entry.edit)
-        });
+        let Some(content) = &mut entry.edit.content else { return };
+        Arc::make_mut(content).extents = extents;
         (entry.record, entry.log_record) = (record, record);
     }
 
-    fn drop_upto(&mut self, path: &TreePath, upto: u32) {
+    fn drop_upto(&mut self, path: &TreePath, upto: u32, gone: &mut dyn FnMut(Entry)) {
         let Some(list) = self.by_path.get_mut(path) else { return };
-        let mut gone = Vec::new();
         while list.entries.front().is_some_and(|first| first.number <= upto) {
-            gone.extend(list.entries.pop_front());
+            list.entries.pop_front().into_iter().for_each(&mut *gone);
         }
         let exists = |number: &u32| list.entries.iter().any(|entry| entry.number == *number);
         list.undone_to = list.undone_to.filter(exists);
         if list.entries.is_empty() {
             self.by_path.remove(path);
-            self.uncompared.remove(path);
         }
-        self.release(gone);
     }
 
-    fn set_bounds(&mut self, bounds: Bounds) {
+    fn set_bounds(&mut self, bounds: Bounds, gone: &mut dyn FnMut(Entry)) {
         self.bounds = bounds;
         if bounds.edits == 0 {
             let by_path = std::mem::take(&mut self.by_path);
-            self.uncompared.clear();
-            self.release(by_path.into_values().flat_map(|list| list.entries).collect());
+            self.queue.clear();
+            by_path.into_values().flat_map(|list| list.entries).for_each(gone);
         }
     }
 
     /// The record of which edits were compared.
     pub(super) fn compared_record(&self) -> EditsLogRecord {
-        let is_left = |(path, list): &(&TreePath, &PathHistory)| {
-            !list.is_compared() || self.uncompared.contains(*path)
-        };
+        let is_left = |(_, list): &(&TreePath, &PathHistory)| list.is_queued || !list.is_compared();
         let left = self.by_path.iter().filter(is_left).map(|(path, _)| path.clone());
         EditsLogRecord::Compared { except: left.collect() }
     }
 
     /// The histories as the records of a new log.
     pub(super) fn records(&self) -> Vec<EditsLogRecord> {
-        let logged = |entry: &Entry| {
-            (entry.number, LoggedEdit::clone(&entry.edit), entry.record < self.synced)
-        };
+        let logged = |entry: &Entry| (entry.number, entry.edit.clone(), entry.record < self.synced);
         let list = |(path, list): (&TreePath, &PathHistory)| EditsLogRecord::List {
             path: path.clone(),
             next: list.next,
@@ -364,21 +384,20 @@ impl Histories {
     pub(super) fn retain_entries(&mut self, keep: impl Fn(&Entry) -> bool) -> bool {
         let (mut gone, mut changed) = (Vec::new(), Vec::new());
         for (path, list) in &mut self.by_path {
+            if list.entries.iter().all(&keep) {
+                continue;
+            }
             let (kept, lost): (Vec<Entry>, Vec<Entry>) =
                 std::mem::take(&mut list.entries).into_iter().partition(|entry| keep(entry));
-            if !lost.is_empty() {
-                // Whether the last entry is the file before an undo is not known any more.
-                list.undone_to = None;
-                changed.push(path.clone());
-            }
             list.entries = kept.into();
-            if !lost.is_empty() {
-                // The next one of an edit may be another now.
-                list.entries.iter_mut().for_each(|entry| entry.compared = false);
-            }
+            // Whether the last entry is the file before an undo is not known any more.
+            list.undone_to = None;
+            // The next one of an edit may be another now.
+            list.entries.iter_mut().for_each(|entry| entry.compared = false);
+            changed.push(path.clone());
             gone.extend(lost);
         }
-        self.uncompared.extend(changed);
+        changed.into_iter().for_each(|path| self.enqueue(path));
         self.by_path.retain(|_, list| !list.entries.is_empty());
         let found = !gone.is_empty();
         self.release(gone);
@@ -449,7 +468,7 @@ mod tests {
 
     fn replayed(records: &[EditsLogRecord]) -> Histories {
         let mut histories = Histories::default();
-        records.iter().zip(0..).for_each(|(record, at)| histories.replay(record, at));
+        records.iter().zip(0..).for_each(|(record, at)| histories.replay(record.clone(), at));
         histories
     }
 
@@ -459,7 +478,11 @@ mod tests {
             let marks = list.entries.iter().map(|entry| if entry.compared { '+' } else { '-' });
             format!("{path}{}", marks.collect::<String>())
         };
-        let paths = histories.uncompared.iter().map(TreePath::to_string).collect();
+        let queued = histories.by_path.iter().filter(|(_, list)| list.is_queued);
+        let paths: Vec<String> = queued.map(|(path, _)| path.to_string()).collect();
+        let mut queue: Vec<String> = histories.queue.iter().map(TreePath::to_string).collect();
+        queue.sort_unstable();
+        assert!(paths.iter().all(|path| queue.binary_search(path).is_ok()), "{queue:?}");
         (paths, histories.by_path.iter().map(of).collect())
     }
 

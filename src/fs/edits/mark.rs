@@ -34,7 +34,11 @@ impl Fs {
         // Edits that were compared, with the next one.
         let mut compared: HashSet<(TreePath, u64, Option<u64>)> = HashSet::new();
         let mut gone = Vec::new();
+        let mut queued: HashSet<TreePath> = HashSet::new();
         for (path, list) in now {
+            if list.is_queued {
+                queued.insert(path.clone());
+            }
             let pairs = list.with_next().filter(|(entry, _)| entry.compared);
             compared.extend(pairs.map(|(entry, next)| (path.clone(), entry.serial, next)));
             for entry in list.entries {
@@ -57,6 +61,7 @@ impl Fs {
                 |(entry, next): (&Entry, _)| compared.contains(&(path.clone(), entry.serial, next));
             let known: Vec<bool> = list.with_next().map(is_known).collect();
             list.entries.iter_mut().zip(known).for_each(|(entry, known)| entry.compared = known);
+            list.is_queued = queued.contains(path) || !list.is_compared();
             if list.entries.len() != before {
                 // Whether the last entry is the file before an undo is not known any more.
                 list.undone_to = None;
@@ -68,9 +73,8 @@ impl Fs {
         gone.extend(there.into_values().filter(|entry| !stay.contains(&entry.serial)));
         history.histories.release(gone);
         history.histories.cost = by_path.values().map(PathHistory::cost).sum();
-        history.histories.uncompared.retain(|path| by_path.contains_key(path));
-        let uncompared = by_path.iter().filter(|(_, list)| !list.is_compared());
-        history.histories.uncompared.extend(uncompared.map(|(path, _)| path.clone()));
+        let queued = by_path.iter().filter(|(_, list)| list.is_queued);
+        history.histories.queue = queued.map(|(path, _)| path.clone()).collect();
         history.histories.by_path = by_path;
         history.active.clear();
         // Any kind of record that changes which edits exist has this effect.

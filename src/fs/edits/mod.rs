@@ -28,13 +28,13 @@ mod sharing;
 mod travel;
 mod undo;
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::store::Store;
-use crate::store::edits_log::{Content, EditsLog, EditsLogRecord, LoggedEdit};
+use crate::store::edits_log::{EditsLog, EditsLogRecord, LoggedEdit};
 use crate::sys::clock;
 use crate::tree::Source;
 use crate::types::{Ino, LayerId, Timestamp};
@@ -129,10 +129,10 @@ impl EditHistory {
     /// Reads the histories of a head from the store. Writes nothing yet. Edits whose pools are
     /// missing or too short are dropped.
     pub(super) fn open(store: &Arc<Store>, head: &str) -> EditHistory {
-        let (mut log, recorded) = EditsLog::open(store, head);
-        let mut histories = Histories::of(&recorded);
+        let (mut log, mut recorded) = EditsLog::open(store, head);
+        let mut histories = Histories::of(&mut recorded);
         drop(recorded);
-        let ends = pool_ends(store, histories.contents());
+        let ends = pool_ends(store, &histories);
         if histories.retain_entries(|entry| is_there(&ends, &entry.edit)) {
             log.mark_stale();
         }
@@ -156,7 +156,9 @@ impl EditHistory {
     /// Makes a change, in memory and in the log.
     fn append(&mut self, record: &EditsLogRecord) {
         let number = self.log.next_number();
-        self.replay(record, number);
+        let mut gone = Vec::new();
+        self.apply(record.clone(), number, &mut |entry| gone.push(entry));
+        self.release(gone);
         self.note_change(record);
         let is_rewritten = {
             let EditHistory { log, histories, .. } = self;
@@ -212,7 +214,8 @@ impl EditHistory {
 
     /// Rewrites the log if much of it is obsolete, or if a write to it failed.
     fn compact_log(&mut self) {
-        if !self.log.has_failed() && !self.log.is_long() {
+        let edits = || self.by_path.values().map(|list| list.entries.len() as u64).sum();
+        if !self.log.has_failed() && !self.log.is_long(edits) {
             return;
         }
         let all = self.records();
@@ -223,10 +226,11 @@ impl EditHistory {
 }
 
 /// The ends of the pools that contents refer to, for layers that exist.
-fn pool_ends(store: &Store, contents: impl Iterator<Item = Arc<Content>>) -> HashMap<LayerId, u64> {
-    let mut ends = HashMap::new();
-    for (_, source) in contents.flat_map(|content| content.extents.clone()) {
-        let Source::Pool { layer, .. } = source else { continue };
+fn pool_ends(store: &Store, histories: &Histories) -> BTreeMap<LayerId, u64> {
+    let mut ends = BTreeMap::new();
+    let contents = histories.all().filter_map(|(.., edit)| edit.content.as_deref());
+    for (_, source) in contents.flat_map(|content| &content.extents) {
+        let Source::Pool { layer, .. } = *source else { continue };
         if ends.contains_key(&layer) || store.layer(layer).is_none() {
             continue;
         }
@@ -242,7 +246,7 @@ fn pool_ends(store: &Store, contents: impl Iterator<Item = Arc<Content>>) -> Has
 }
 
 /// Whether the pools that an edit refers to exist and are long enough.
-fn is_there(ends: &HashMap<LayerId, u64>, edit: &LoggedEdit) -> bool {
+fn is_there(ends: &BTreeMap<LayerId, u64>, edit: &LoggedEdit) -> bool {
     let Some(content) = &edit.content else { return true };
     content.extents.iter().all(|(range, source)| match source {
         Source::Base { .. } => true,

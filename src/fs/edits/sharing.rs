@@ -74,7 +74,7 @@ impl Fs {
         let mut core = self.core();
         let Some(history) = &mut core.edits else { return Tended::Done };
         history.compact_log();
-        let is_left = !history.uncompared.is_empty() || !history.pending.is_empty();
+        let is_left = !history.queue.is_empty() || !history.pending.is_empty();
         let rest = is_left || history.garbage >= SOME_GARBAGE;
         if rest || history.excess().is_some() { Tended::Later } else { Tended::Done }
     }
@@ -94,7 +94,7 @@ impl Fs {
     }
 
     fn next_uncompared(&self) -> Option<TreePath> {
-        self.core().edits.as_mut()?.uncompared.pop_first()
+        self.core().edits.as_mut()?.dequeue()
     }
 
     fn subtract_garbage(&self, bytes: u64) {

@@ -1,7 +1,5 @@
 //! Edit histories that leave the store, or come from another one.
 
-use std::sync::Arc;
-
 use super::histories::PathHistory;
 use super::state_of;
 use crate::fs::{Found, Fs, State};
@@ -18,7 +16,7 @@ pub struct PathEdits {
     /// The edit that an undo went back to.
     pub undone_to: Option<u32>,
     /// The edits with their numbers, newest first.
-    pub edits: Vec<(u32, Arc<LoggedEdit>)>,
+    pub edits: Vec<(u32, LoggedEdit)>,
 }
 
 impl Fs {
@@ -32,7 +30,7 @@ impl Fs {
             path: path.clone(),
             next: list.next,
             undone_to: list.undone_to,
-            edits: list.entries.iter().rev().map(|e| (e.number, Arc::clone(&e.edit))).collect(),
+            edits: list.entries.iter().rev().map(|e| (e.number, e.edit.clone())).collect(),
         };
         let all = history.by_path.iter();
         all.filter(|(_, list)| !list.entries.is_empty()).map(of).collect()
@@ -59,7 +57,7 @@ impl Fs {
             // The file before the first undo comes on top, as in `Histories::push`.
             let most = history.bounds.edits as usize + usize::from(one.undone_to.is_some());
             let kept = one.edits.into_iter().take(most);
-            let kept = kept.map(|(number, edit)| (number, LoggedEdit::clone(&edit), true));
+            let kept = kept.map(|(number, edit)| (number, edit, true));
             let mut edits: Vec<_> = kept.collect();
             edits.reverse();
             let at = one.undone_to.filter(|at| edits.iter().any(|(number, ..)| number == at));

@@ -29,8 +29,8 @@ pub fn describe_edits(
     for PathEdits { path, next, undone_to, edits } in histories {
         let mut past = Vec::new();
         for (number, edit) in edits {
-            let LoggedEdit { time, how, content } = &*edit;
-            if let Some(content) = content {
+            let LoggedEdit { time, how, content } = edit;
+            if let Some(content) = &content {
                 file(fs, content, (&path, files), (&mut tree, &mut *sink)).map_err(|error| {
                     let hint = "push without --edits";
                     error.during(format!("describe '{path}' before edit {number}")).hint(hint)
@@ -38,7 +38,7 @@ pub fn describe_edits(
                 files += 1;
             }
             let has_file = content.is_some();
-            past.push(edits::PastEdit { number, time: *time, kind: how.code(), has_file });
+            past.push(edits::PastEdit { number, time, kind: how.code(), has_file });
         }
         paths.push(edits::PathEdits { path, next, undone_to, edits: past });
     }

@@ -74,20 +74,20 @@ impl Checker {
         };
         for (file, read) in histories {
             match read {
-                Ok(recorded) => self.check_log(&file, &recorded, read_data),
+                Ok(recorded) => self.check_log(&file, recorded, read_data),
                 Err(error) => self.report.warnings.push(Warning::Log(error)),
             }
         }
     }
 
-    fn check_log(&mut self, file: &str, recorded: &Recorded, read_data: bool) {
-        let known = EditHistories::of(recorded);
+    fn check_log(&mut self, file: &str, mut log: Recorded<EditHistories>, read_data: bool) {
+        let known = EditHistories::of(&mut log);
         let mut pools: BTreeMap<LayerId, Option<u64>> = BTreeMap::new();
         let (mut places, mut referred) = (Vec::new(), Referred::new());
         for (path, number, record, edit) in known.all() {
             self.report.edits += 1;
             let Some(content) = &edit.content else { continue };
-            let offset = recorded.start_of(record);
+            let offset = log.start_of(record);
             let place = EntryPlace { file: file.to_owned(), offset, path: path.clone(), number };
             for layer in content.extents.iter().filter_map(|(_, source)| layer_of(*source)) {
                 pools.entry(layer).or_insert_with(|| self.pool_end(layer));

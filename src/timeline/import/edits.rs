@@ -74,7 +74,7 @@ impl<R: Read> Receiver<'_, '_, R> {
             let how = How::of_code(kind).ok_or_else(|| other(format!("kind {kind}")))?;
             if !has_file {
                 if !is_cut {
-                    received.push((number, Arc::new(LoggedEdit { time, how, content: None })));
+                    received.push((number, LoggedEdit { time, how, content: None }));
                 }
                 continue;
             }
@@ -92,7 +92,7 @@ impl<R: Read> Receiver<'_, '_, R> {
             is_cut |= content.extents.len() > crate::fs::MAX_EXTENTS;
             if !is_cut {
                 let content = Some(Arc::new(content));
-                received.push((number, Arc::new(LoggedEdit { time, how, content })));
+                received.push((number, LoggedEdit { time, how, content }));
             }
         }
         if let Some((ino, _)) = newer {

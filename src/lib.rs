@@ -41,7 +41,7 @@ mod timeline;
 mod tree;
 pub mod types;
 
-pub use fuse::{MountOptions, Mounted, Unmounter, Wake, is_expected, mount};
+pub use fuse::{MountOptions, Mounted, Unmounter, Wake, mount};
 
 #[doc(hidden)]
 pub use cli::main;

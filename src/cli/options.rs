@@ -10,6 +10,8 @@ use crate::fuse::Wake;
 use crate::sys::mount::{OPPOSITES, VFS_OPTIONS};
 use crate::types::Name;
 
+/// The most threads that serve a mount.
+const MAX_THREADS: u8 = 64;
 /// The maximum number of versions of a file.
 const MAX_VERSIONS: u32 = 1000;
 
@@ -47,6 +49,7 @@ impl Options {
             (b"noallow_other", None) => choice.allow_other = Some(false),
             (b"writeback", None) => choice.writeback = true,
             (b"wake", Some(how)) => choice.wake = wake(how)?,
+            (b"threads", Some(text)) => choice.threads = Some(number(option, text, threads)?),
             (b"suid", None) => choice.suid = true,
             (b"nosuid", None) => choice.suid = false,
             (b"dev", None) => choice.dev = true,
@@ -160,6 +163,13 @@ pub(super) fn count(text: &str) -> std::result::Result<u64, String> {
 /// Parses a number of operations, which may be 0.
 fn operations(text: &str) -> std::result::Result<u64, String> {
     text.parse().map_err(|_| "the value is a number, 0 for none".to_owned())
+}
+
+/// Parses a number of threads.
+fn threads(text: &str) -> std::result::Result<u8, String> {
+    let digits = !text.is_empty() && text.bytes().all(|digit| digit.is_ascii_digit());
+    let number = text.parse().ok().filter(|number| digits && (1..=MAX_THREADS).contains(number));
+    number.ok_or_else(|| format!("the value is a number from 1 to {MAX_THREADS}"))
 }
 
 /// Parses the number of versions that are kept of a file.
@@ -282,6 +292,8 @@ mod tests {
             ("wake=latency", Choice { wake: Wake::Latency, ..plain() }),
             ("wake=spin", Choice { wake: Wake::Spin, ..plain() }),
             ("wake=spin,wake=auto", plain()),
+            ("threads=1", Choice { threads: Some(1), ..plain() }),
+            ("threads=64", Choice { threads: Some(64), ..plain() }),
             ("suid,dev,noexec", Choice { suid: true, dev: true, noexec: true, ..plain() }),
             ("suid,dev,noexec,nosuid,nodev,exec", plain()),
             ("volatile", Choice { volatile: true, ..plain() }),
@@ -395,6 +407,10 @@ mod tests {
             "wake=",
             "wake=maybe",
             "wake=500",
+            "threads=0",
+            "threads=65",
+            "threads=+2",
+            "threads=",
             "spin=500",
             "history=",
             "history=-1",

@@ -60,6 +60,8 @@ pub struct Choice {
     pub writeback: bool,
     /// How wake-ups are made cheap while requests follow each other.
     pub wake: fuse::Wake,
+    /// How many threads serve requests; `None`: the default.
+    pub threads: Option<u8>,
     /// Honour setuid bits.
     pub suid: bool,
     /// Let device nodes work.
@@ -163,6 +165,7 @@ impl Choice {
             allow_other: self.allow_other,
             writeback: self.writeback,
             wake: self.wake,
+            threads: self.threads,
             suid: self.suid,
             dev: self.dev,
             noexec: self.noexec,

@@ -7,8 +7,8 @@ use crate::error::FsError;
 
 /// The errno of a refused operation and its log level. Ordinary refusals are logged for debugging
 /// only; a warning needs a person's attention.
-pub(super) fn classify(error: &FsError) -> (fuser::Errno, Level) {
-    let (errno, level) = match error {
+pub(super) fn classify(error: &FsError) -> (Errno, Level) {
+    match error {
         FsError::NotFound => (Errno::ENOENT, Level::Debug),
         FsError::Exists => (Errno::EEXIST, Level::Debug),
         FsError::NotADirectory => (Errno::ENOTDIR, Level::Debug),
@@ -34,8 +34,7 @@ pub(super) fn classify(error: &FsError) -> (fuser::Errno, Level) {
         FsError::Drift(_) | FsError::Damage(_) => (Errno::EIO, Level::Warn),
         FsError::Host(code) => (from_host(*code), Level::Warn),
         FsError::Store(error) => (from_store(error.errno), Level::Warn),
-    };
-    (fuser::Errno::from_i32(errno as i32), level)
+    }
 }
 
 /// Maps an errno of the host to what a program in the mount may see.
@@ -67,7 +66,7 @@ mod tests {
     use crate::error::Error;
 
     fn code(error: &FsError) -> Errno {
-        Errno::from_raw(classify(error).0.code())
+        classify(error).0
     }
 
     #[test]

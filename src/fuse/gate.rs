@@ -2,7 +2,7 @@
 
 use std::sync::OnceLock;
 
-use fuser::Errno;
+use nix::errno::Errno;
 use parking_lot::{RwLock, RwLockReadGuard};
 
 use crate::fuse::wake::Waker;

@@ -1,8 +1,12 @@
 //! Negotiates the session's features in INIT, the kernel's first message.
 
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::time::Duration;
 
-use fuser::{InitFlags, KernelConfig};
+use fuser::{Config, Filesystem, InitFlags, KernelConfig, Notifier, Request, Session, SessionACL};
+use parking_lot::Mutex;
 
 use crate::sys;
 
@@ -29,6 +33,7 @@ const WANTED: &[(InitFlags, &str)] = &[
 ];
 
 /// The features that the kernel supports.
+#[derive(Default)]
 pub(super) struct Negotiated {
     /// ENOSYS to OPEN makes the kernel never send OPEN again.
     pub(super) no_open: bool,
@@ -43,8 +48,33 @@ pub(super) struct Negotiated {
 /// processed earlier replies.
 const NO_LOCK: (u32, u32) = (6, 19);
 
+/// Answers INIT. Returns what was agreed, and what sends notifications.
+///
+/// # Errors
+/// As read(2) of the device, and if the kernel begins in another way.
+pub(super) fn begin(device: OwnedFd, writeback: bool) -> io::Result<(Negotiated, Notifier)> {
+    let agreed = Arc::default();
+    let handshake = Handshake { writeback, agreed: Arc::clone(&agreed) };
+    let session = Session::from_fd(handshake, device, SessionACL::All, Config::default())?;
+    let agreed = std::mem::take(&mut *agreed.lock());
+    Ok((agreed, session.notifier()))
+}
+
+/// The part of a filesystem that fuser asks.
+struct Handshake {
+    writeback: bool,
+    agreed: Arc<Mutex<Negotiated>>,
+}
+
+impl Filesystem for Handshake {
+    fn init(&mut self, _request: &Request, config: &mut KernelConfig) -> io::Result<()> {
+        *self.agreed.lock() = negotiate(config, self.writeback);
+        Ok(())
+    }
+}
+
 /// Enables the wanted features, and logs those that the kernel lacks.
-pub(super) fn negotiate(config: &mut KernelConfig, writeback: bool) -> Negotiated {
+fn negotiate(config: &mut KernelConfig, writeback: bool) -> Negotiated {
     let waits_for_locks = sys::proc::kernel_release().is_some_and(|release| release < NO_LOCK);
     if !waits_for_locks {
         log::warn!(

@@ -1,9 +1,9 @@
 //! Serves one FUSE mount of one [`Fs`].
 //!
-//! * This module mounts by itself and owns the session's descriptor: fuser does not know every
-//!   message that a restore needs.
-//! * One thread takes the requests and answers quick ones itself. More threads were slower
-//!   (measured).
+//! * This module mounts by itself and owns the session's descriptor. fuser begins the session;
+//!   [`wire`] has the rest of the protocol.
+//! * One thread takes the requests and answers quick ones itself. Another one takes over while it
+//!   waits for a disk ([`turns`]).
 //! * INIT is answered before [`mount`] returns. No thread may enter the mount earlier, because it
 //!   would wait for the server that it is about to start.
 //! * Another process may make the mount in its own mount namespace and hand it over ([`adopt`]).
@@ -32,10 +32,12 @@ mod rename_barrier;
 mod reply;
 mod selinux;
 mod server;
+mod session;
 mod snapdir;
 mod spin;
-mod translate;
+mod turns;
 mod wake;
+mod wire;
 mod workers;
 mod xattr_ops;
 
@@ -48,7 +50,6 @@ use std::sync::mpsc::{self, Receiver, RecvError, RecvTimeoutError, Sender};
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
-use fuser::{Config, Session, SessionACL};
 use nix::fcntl::{OFlag, open};
 use nix::sys::stat::Mode;
 use parking_lot::Mutex;
@@ -62,14 +63,15 @@ use crate::sys::mountinfo;
 
 pub use counters::Counters;
 pub use handed::Handed;
-pub use readdirplus::is_expected;
 pub use wake::Wake;
 
 use gate::Gate;
 use mount::{Mount, Root};
 use notify::Channel;
 use server::Server;
+use session::Session;
 use wake::Waker;
+use wire::Device;
 
 /// The first head of a store.
 const FIRST_HEAD: &str = "main";
@@ -95,6 +97,8 @@ pub struct MountOptions {
     pub writeback: bool,
     /// How wake-ups are made cheap while requests follow each other.
     pub wake: Wake,
+    /// How many threads serve requests; `None`: 4.
+    pub threads: Option<u8>,
     /// No program can be executed from the mount.
     pub noexec: bool,
     /// Set-user-ID and set-group-ID bits take effect. Only root may ask for this.
@@ -242,31 +246,33 @@ pub fn adopt(
 
 fn start(
     fs: Arc<Fs>,
-    server: Server,
+    mut server: Server,
     device: OwnedFd,
     root: Root,
     (unmounter, events): (Unmounter, Receiver<SessionEvent>),
     (options, all_users): (&MountOptions, bool),
 ) -> Result<Mounted> {
     let attempt = || format!("serve '{}'", unmounter.mount_point.display());
-    let raw = device.try_clone().attempt(attempt)?;
     let connection = Connection::open(unmounter.dev)
         .inspect_err(|error| log::debug!("no access to the connection's control files: {error}"))
         .ok();
     let (counters, gate) = (server.counters(), server.gate());
     let (channel, recent_writeback) = (server.channel(), server.recent_writeback());
     let flush_waiters = server.flush_waiters();
-    let mut config = Config::default();
-    config.n_threads = Some(1);
-    let session = Session::from_fd(server, device, SessionACL::All, config).attempt(attempt)?;
-    channel.connect(session.notifier(), raw);
+    let (agreed, notifier) =
+        init::begin(device.try_clone().attempt(attempt)?, options.writeback).attempt(attempt)?;
+    server.agree(&agreed);
+    let device = Arc::new(Device::new(device));
+    channel.connect(notifier, Arc::clone(&device));
+    let session = Session::new(device, server);
     if let Some(waker) = Waker::start(options.wake)? {
         gate.set_waker(waker);
     }
+    let threads = options.threads.unwrap_or(session::THREADS);
     let closer = CloseAtEnd(Arc::clone(&channel), unmounter.events.clone());
     let thread = Builder::new().name("jailfs-session".into()).spawn(move || {
         let _closer = closer;
-        session.run()
+        session.run(threads)
     });
     let thread = thread.attempt(attempt)?;
     let (dev, writeback) = (unmounter.dev, options.writeback);

@@ -9,7 +9,8 @@
 
 use std::ffi::OsStr;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::io::IoSlice;
+use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,6 +19,7 @@ use fuser::{INodeNo, Notifier};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use parking_lot::Mutex;
 
+use crate::fuse::wire::Device;
 use crate::types::{Name, NodeId};
 
 /// Bytes before the name in an expire message: `fuse_out_header` and `fuse_notify_inval_entry_out`.
@@ -38,13 +40,13 @@ pub(super) struct Channel {
 /// An open session.
 pub(super) struct Session {
     notifier: Notifier,
-    raw: OwnedFd,
+    device: Arc<Device>,
 }
 
 impl Channel {
-    /// Opens the channel; `raw` is a copy of the session's descriptor.
-    pub(super) fn connect(&self, notifier: Notifier, raw: OwnedFd) {
-        *self.session.lock() = Some(Arc::new(Session { notifier, raw }));
+    /// Opens the channel.
+    pub(super) fn connect(&self, notifier: Notifier, device: Arc<Device>) {
+        *self.session.lock() = Some(Arc::new(Session { notifier, device }));
     }
 
     /// Closes the channel for good.
@@ -110,22 +112,12 @@ impl Channel {
             log::debug!("invalidate node {}: {error}", id.0);
         }
     }
-
-    /// Sends a reply that is already encoded.
-    ///
-    /// # Errors
-    /// ENOENT if no process waits for it any more; ENOTCONN when the channel is closed.
-    pub(super) fn send_reply(&self, message: &[u8]) -> io::Result<()> {
-        let session = self.session().ok_or(nix::errno::Errno::ENOTCONN)?;
-        nix::unistd::write(&session.raw, message)?;
-        Ok(())
-    }
 }
 
 impl Session {
     /// Whether the connection is up. The kernel reports an error on the device once it is aborted.
     pub(super) fn is_connected(&self) -> bool {
-        let mut device = [PollFd::new(self.raw.as_fd(), PollFlags::empty())];
+        let mut device = [PollFd::new(self.device.as_fd(), PollFlags::empty())];
         !matches!(poll(&mut device, PollTimeout::ZERO), Ok(1..))
     }
 
@@ -141,8 +133,7 @@ impl Session {
         for (to, from) in message.iter_mut().zip(words.as_flattened()) {
             *to = *from;
         }
-        nix::unistd::write(&self.raw, &message)?;
-        Ok(())
+        Ok(self.device.write(&[IoSlice::new(&message)])?)
     }
 
     /// Makes the kernel look a name up again, without dropping its dentry. fuser does not know the
@@ -166,8 +157,7 @@ impl Session {
             name,
             b"\0",
         ];
-        nix::unistd::write(&self.raw, &message.concat())?;
-        Ok(())
+        Ok(self.device.write(&[IoSlice::new(&message.concat())])?)
     }
 
     pub(super) fn invalidate_dentry(&self, dir: NodeId, name: &OsStr) -> io::Result<()> {

@@ -1,16 +1,13 @@
 //! Clears setuid and setgid bits when a file changes, as the kernel demands.
 //!
-//! The kernel decides by the caller's rights, and sends the decision as a flag. fuser shows that
-//! flag for WRITE only: it hides FATTR_KILL_SUIDGID and FUSE_OPEN_KILL_SUIDGID, and cannot parse a
-//! message with FUSE_SETXATTR_ACL_KILL_SGID. So for other requests the server reads the caller's
-//! rights from /proc. The caller is blocked in the call that is being served, so they cannot change
+//! The kernel decides by the caller's rights, and sends the decision of WRITE as a flag. For other
+//! requests the server reads the caller's rights from /proc. The caller is blocked in the call that is being served, so they cannot change
 //! meanwhile. That costs time and happens only if the file has such a bit.
 //!
 //! Every change clears file capabilities, even one by root; `fs` does that.
 
-use fuser::Request;
-
 use crate::fs::{CallerRights, Fs};
+use crate::fuse::wire::Request;
 use crate::sys;
 use crate::types::NodeId;
 
@@ -29,7 +26,7 @@ pub(super) struct Requester {
 impl Requester {
     /// The caller of this request.
     pub(super) fn of(request: &Request) -> Requester {
-        Requester { uid: request.uid(), gid: request.gid(), pid: request.pid() }
+        Requester { uid: request.uid, gid: request.gid, pid: request.pid }
     }
 
     /// The same caller, if the kernel has said that it lacks CAP_FSETID.

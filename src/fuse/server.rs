@@ -3,12 +3,11 @@
 //! The serving thread answers at once, except for work that waits for a disk: a sync, a copy, a
 //! read of bytes that are not in memory. Such work goes to a worker.
 
-use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
 
-use fuser::{Errno, INodeNo, ReplyEmpty, ReplyEntry, Request};
+use nix::errno::Errno;
 use parking_lot::Mutex;
 
 use crate::error::FsResult;
@@ -17,11 +16,13 @@ use crate::fuse::counters::{Counters, Op};
 use crate::fuse::discarded_writes::DiscardedWrites;
 use crate::fuse::flush_waiters::FlushWaiters;
 use crate::fuse::gate::Gate;
+use crate::fuse::init::Negotiated;
 use crate::fuse::notify::Channel;
 use crate::fuse::readdirplus_policy::ReaddirplusPolicy;
 use crate::fuse::recent_writeback::RecentWriteback;
 use crate::fuse::reply::Call;
 use crate::fuse::selinux::SelinuxLabels;
+use crate::fuse::wire::{Reply, Request};
 use crate::fuse::workers::Workers;
 use crate::types::{Name, NodeId};
 
@@ -91,6 +92,24 @@ impl Server {
         }
     }
 
+    /// Takes over what INIT negotiated.
+    pub(super) fn agree(&mut self, agreed: &Negotiated) {
+        // With a writeback cache the kernel completes write(2) by itself. The snapshot directory
+        // can then refuse a writer only at OPEN.
+        self.no_open = agreed.no_open && !(self.writeback && self.fs.shows_snapdir());
+        self.no_opendir = agreed.no_opendir;
+        self.channel.set_negotiated(agreed.can_expire_dentries);
+    }
+
+    /// Completes what the workers do, and ends them.
+    pub(super) fn finish(&self) {
+        self.workers.finish();
+        self.barrier_workers.finish();
+        self.invalidation_workers.finish();
+        self.snapdir_workers.finish();
+        self.discarded_writes.finish();
+    }
+
     /// The gate that ends the service.
     pub(super) fn gate(&self) -> Arc<Gate> {
         Arc::clone(&self.gate)
@@ -117,15 +136,9 @@ impl Server {
     }
 
     /// Counts a request and gives it the context for its log lines.
-    pub(super) fn call<'a>(
-        &self,
-        op: Op,
-        request: &Request,
-        node: INodeNo,
-        name: Option<&'a OsStr>,
-    ) -> Call<'a> {
+    pub(super) fn call<'a>(&self, op: Op, request: &Request, name: Option<&'a [u8]>) -> Call<'a> {
         self.counters.count(op);
-        Call { op, node: node.0, pid: request.pid(), name }
+        Call { op, node: request.node, pid: request.pid, name }
     }
 
     /// Invalidates files of the base that changed behind the sandbox. To be called after every
@@ -161,7 +174,7 @@ impl Server {
     }
 
     /// Replies with an entry, after invalidating the node's pages if its file changed in the base.
-    pub(super) fn reply_entry(&self, call: Call<'_>, result: FsResult<Entry>, reply: ReplyEntry) {
+    pub(super) fn reply_entry(&self, call: Call<'_>, result: FsResult<Entry>, reply: Reply) {
         match result {
             Ok(entry) if self.fs.needs_invalidation(entry.id) => {
                 let call: Call<'static> = Call { name: None, ..call };
@@ -185,7 +198,7 @@ impl Server {
     }
 
     /// FSYNC and FSYNCDIR.
-    pub(super) fn serve_sync(&self, call: Call<'static>, reply: ReplyEmpty) {
+    pub(super) fn serve_sync(&self, call: Call<'static>, reply: Reply) {
         if !self.fs.store().durable() {
             // On ENOSYS the kernel never sends it again.
             return reply.error(Errno::ENOSYS);
@@ -196,6 +209,6 @@ impl Server {
 }
 
 /// Parses a name from a request.
-pub(super) fn name_of(name: &OsStr) -> FsResult<Name> {
-    Ok(Name::new(name.as_bytes())?)
+pub(super) fn name_of(name: &[u8]) -> FsResult<Name> {
+    Ok(Name::new(name)?)
 }

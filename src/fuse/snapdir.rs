@@ -9,39 +9,30 @@
 //! directories in the history are never cached, so each open of such a directory shows its present
 //! contents.
 
-use std::ffi::OsStr;
-use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
-use std::time::Duration;
-
-use fuser::{
-    Generation, ReplyAttr, ReplyData, ReplyDirectory, ReplyEntry, ReplyLseek, ReplyWrite,
-    ReplyXattr,
-};
 
 use crate::error::{FsError, FsResult};
 use crate::fs::{Caller, Entry, Fs, LinkReply, SeekTo};
 use crate::fuse::flush_waiters::FlushWaiters;
 use crate::fuse::gate::GATE_CLOSED;
 use crate::fuse::init;
-use crate::fuse::readdirplus::Readdirplus;
 use crate::fuse::reply::Call;
 use crate::fuse::server::{Server, name_of};
-use crate::fuse::translate::{FOREVER, file_attr, no_entry};
+use crate::fuse::wire::{FOREVER, Lifetimes, Reply};
 use crate::fuse::xattr_ops::{HEAD_ATTRIBUTE, ORIGIN_ATTRIBUTE, OWN_PREFIX, STORE_ATTRIBUTE};
 use crate::sys;
 use crate::types::{FileKind, Name, NodeId};
 
-/// How long the kernel may cache a name in a directory of the snapshot directory.
-fn entry_lifetime(parent: NodeId, child: NodeId) -> Duration {
+/// How long the kernel may cache a name in a directory of the snapshot directory, in seconds.
+fn name_lifetime(parent: NodeId, child: NodeId) -> u64 {
     match parent {
-        NodeId::CHECKPOINTS => Duration::ZERO,
+        NodeId::CHECKPOINTS => 0,
         NodeId::SNAPDIR
             if ![NodeId::CHECKPOINTS, NodeId::HISTORY, NodeId::FORKS].contains(&child) =>
         {
-            Duration::ZERO
+            0
         }
-        parent if parent.is_in_history() || parent.is_in_forks() => Duration::ZERO,
+        parent if parent.is_in_history() || parent.is_in_forks() => 0,
         _ => FOREVER,
     }
 }
@@ -52,62 +43,60 @@ fn may_cache_absence(parent: NodeId) -> bool {
     parent != NodeId::SNAPDIR && parent != NodeId::CHECKPOINTS && !changes
 }
 
-/// How long the kernel may cache a node's attributes.
-fn attr_lifetime(id: NodeId, kind: FileKind) -> Duration {
+/// How long the kernel may cache a node's attributes, in seconds.
+fn attr_lifetime(id: NodeId, kind: FileKind) -> u64 {
     let changes = id == NodeId::CHECKPOINTS
         || id.is_in_forks()
         || (id.is_in_history() && kind == FileKind::Dir);
-    if changes { Duration::ZERO } else { FOREVER }
+    if changes { 0 } else { FOREVER }
 }
 
-fn reply_entry(call: &Call<'_>, result: FsResult<Entry>, reply: ReplyEntry) {
-    let parent = NodeId(call.node);
+fn reply_entry(call: &Call<'_>, result: FsResult<Entry>, reply: Reply) {
     match result {
         Ok(entry) => {
-            let attr = file_attr(entry.id.0, &entry.attr);
-            let attrs = attr_lifetime(entry.id, entry.attr.kind);
-            let names = entry_lifetime(parent, entry.id);
-            reply.entry_with_ttls(&attrs, &names, &attr, Generation(0));
+            let name = name_lifetime(call.node, entry.id);
+            let attributes = attr_lifetime(entry.id, entry.attr.kind);
+            reply.entry(&entry, Lifetimes { name, attributes });
         }
-        Err(FsError::NotFound) if may_cache_absence(parent) => {
-            reply.entry(&FOREVER, &no_entry(), Generation(0));
-        }
+        Err(FsError::NotFound) if may_cache_absence(call.node) => reply.no_entry(),
         Err(error) => reply.error(call.refuse(&error)),
     }
 }
 
 impl Server {
     /// Runs a job in this thread if it need not wait, else in a worker.
-    fn run_on_snapdir(&self, id: u64, name: Option<&Name>, job: impl FnOnce(&Fs) + Send + 'static) {
-        if let Some(_at_hand) = self.fs.snapdir_is_ready(NodeId(id), name) {
+    fn run_on_snapdir(
+        &self,
+        id: NodeId,
+        name: Option<&Name>,
+        job: impl FnOnce(&Fs) + Send + 'static,
+    ) {
+        if let Some(_at_hand) = self.fs.snapdir_is_ready(id, name) {
             return job(&self.fs);
         }
         let fs = Arc::clone(&self.fs);
         self.snapdir_workers.run(move || job(&fs));
     }
 
-    pub(super) fn snapdir_lookup(&self, call: Call<'static>, name: &OsStr, reply: ReplyEntry) {
+    pub(super) fn snapdir_lookup(&self, call: Call<'static>, name: &[u8], reply: Reply) {
         match name_of(name) {
             Ok(name) => self.run_on_snapdir(call.node, Some(&name.clone()), move |fs| {
-                reply_entry(&call, fs.lookup(NodeId(call.node), &name), reply);
+                reply_entry(&call, fs.lookup(call.node, &name), reply);
             }),
             Err(error) => reply.error(call.refuse(&error)),
         }
     }
 
-    pub(super) fn snapdir_getattr(&self, call: Call<'static>, reply: ReplyAttr) {
-        self.run_on_snapdir(call.node, None, move |fs| match fs.getattr(NodeId(call.node)) {
-            Ok(attr) => {
-                let lifetime = attr_lifetime(NodeId(call.node), attr.kind);
-                reply.attr(&lifetime, &file_attr(attr.ino.0, &attr));
-            }
+    pub(super) fn snapdir_getattr(&self, call: Call<'static>, reply: Reply) {
+        self.run_on_snapdir(call.node, None, move |fs| match fs.getattr(call.node) {
+            Ok(attr) => reply.attr(&attr, attr_lifetime(call.node, attr.kind)),
             Err(error) => reply.error(call.refuse(&error)),
         });
     }
 
-    pub(super) fn snapdir_readlink(&self, call: Call<'static>, reply: ReplyData) {
+    pub(super) fn snapdir_readlink(&self, call: Call<'static>, reply: Reply) {
         self.run_on_snapdir(call.node, None, move |fs| {
-            let id = NodeId(call.node);
+            let id = call.node;
             if fs.tells_stored_text_of(id) && sys::proc::is_in_readlink(call.pid) == Some(true) {
                 return call.reply_data(fs.link_text(id), reply);
             }
@@ -120,14 +109,8 @@ impl Server {
         });
     }
 
-    pub(super) fn snapdir_read(
-        &self,
-        call: Call<'static>,
-        offset: u64,
-        size: u32,
-        reply: ReplyData,
-    ) {
-        let (id, len) = (NodeId(call.node), size.min(init::MAX_REQUEST).into());
+    pub(super) fn snapdir_read(&self, call: Call<'static>, offset: u64, size: u32, reply: Reply) {
+        let (id, len) = (call.node, size.min(init::MAX_REQUEST).into());
         if let Some(_at_hand) = self.fs.snapdir_is_ready(id, None) {
             match self.fs.snapdir_read(id, offset, len, true) {
                 Ok(Some(bytes)) => return reply.data(&bytes),
@@ -144,9 +127,15 @@ impl Server {
         });
     }
 
-    pub(super) fn snapdir_readdir(&self, call: Call<'static>, offset: u64, reply: ReplyDirectory) {
+    pub(super) fn snapdir_readdir(
+        &self,
+        call: Call<'static>,
+        offset: u64,
+        room: u32,
+        reply: Reply,
+    ) {
         self.run_on_snapdir(call.node, None, move |fs| {
-            call.reply_readdir(fs, offset, reply);
+            call.reply_readdir(fs, offset, room, reply);
         });
     }
 
@@ -154,11 +143,11 @@ impl Server {
         &self,
         call: Call<'static>,
         offset: u64,
-        listing: Readdirplus,
+        room: u32,
+        reply: Reply,
     ) {
-        let channel = Arc::clone(&self.channel);
         self.run_on_snapdir(call.node, None, move |fs| {
-            listing.answer(&call, fs, &channel, offset);
+            call.reply_readdirplus(fs, (offset, false), room, reply);
         });
     }
 
@@ -166,14 +155,14 @@ impl Server {
     pub(super) fn snapdir_getxattr(
         &self,
         call: Call<'static>,
-        name: &OsStr,
+        name: &[u8],
         room: u32,
-        reply: ReplyXattr,
+        reply: Reply,
     ) {
-        let name = name.as_bytes().to_vec();
+        let name = name.to_vec();
         let (store, head) = (self.store_path.clone(), self.head.clone());
         let answer = move |fs: &Fs| {
-            let id = NodeId(call.node);
+            let id = call.node;
             let value = match &name[..] {
                 STORE_ATTRIBUTE => Ok(store),
                 HEAD_ATTRIBUTE => Ok(head),
@@ -188,9 +177,9 @@ impl Server {
         self.snapdir_workers.run(move || answer(&fs));
     }
 
-    pub(super) fn snapdir_listxattr(&self, call: Call<'static>, room: u32, reply: ReplyXattr) {
+    pub(super) fn snapdir_listxattr(&self, call: Call<'static>, room: u32, reply: Reply) {
         self.run_on_snapdir(call.node, None, move |fs| {
-            call.reply_xattr(fs.listxattr(NodeId(call.node)), room, reply);
+            call.reply_xattr(fs.listxattr(call.node), room, reply);
         });
     }
 
@@ -198,10 +187,10 @@ impl Server {
         &self,
         call: Call<'static>,
         target: FsResult<(u64, SeekTo)>,
-        reply: ReplyLseek,
+        reply: Reply,
     ) {
         self.run_on_snapdir(call.node, None, move |fs| {
-            let found = target.and_then(|(offset, to)| fs.seek(NodeId(call.node), offset, to));
+            let found = target.and_then(|(offset, to)| fs.seek(call.node, offset, to));
             match found.map(i64::try_from) {
                 Ok(Ok(found)) => reply.offset(found),
                 Ok(Err(_)) => reply.error(call.refuse(&FsError::FileTooBig)),
@@ -212,7 +201,7 @@ impl Server {
 
     /// MKDIR among the checkpoints takes a checkpoint, and among the heads it makes a fork. Never
     /// in this thread: both flush dirty pages through this very mount.
-    pub(super) fn make_in_snapdir(&self, call: Call<'static>, name: &OsStr, reply: ReplyEntry) {
+    pub(super) fn make_in_snapdir(&self, call: Call<'static>, name: &[u8], reply: Reply) {
         let name = match name_of(name) {
             Ok(name) => name,
             Err(error) => return reply.error(call.refuse(&error)),
@@ -225,7 +214,7 @@ impl Server {
                 return reply.error(GATE_CLOSED);
             };
             let root = Caller { uid: 0, gid: 0 };
-            let made = fs.mkdir(NodeId(call.node), &name, 0, 0, root);
+            let made = fs.mkdir(call.node, &name, 0, 0, root);
             drop(waiter);
             reply_entry(&call, made, reply);
         });
@@ -240,9 +229,9 @@ impl Server {
         call: &Call<'_>,
         len: usize,
         from_cache: bool,
-        reply: ReplyWrite,
+        reply: Reply,
     ) {
-        let id = NodeId(call.node);
+        let id = call.node;
         if from_cache {
             if self.discarded_writes.is_first(id) {
                 log::warn!(

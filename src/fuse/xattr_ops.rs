@@ -4,17 +4,13 @@
 //! head of a mount, and `user.jailfs.origin` tells which layer last changed a file. They are not
 //! listed and cannot be set.
 
-use std::ffi::OsStr;
-use std::os::unix::ffi::OsStrExt;
-
-use fuser::{INodeNo, ReplyEmpty, ReplyXattr, Request};
-
 use crate::error::{FsError, FsResult};
 use crate::fs::SetXattr;
 use crate::fuse::counters::Op;
 use crate::fuse::privileges::Requester;
 use crate::fuse::server::Server;
-use crate::fuse::translate::node;
+use crate::fuse::wire::{Reply, Request};
+use crate::types::NodeId;
 
 /// Names the store of a mount.
 pub(super) const STORE_ATTRIBUTE: &[u8] = b"user.jailfs.store";
@@ -32,24 +28,22 @@ impl Server {
     pub(super) fn serve_setxattr(
         &self,
         request: &Request,
-        ino: INodeNo,
-        name: &OsStr,
+        name: &[u8],
         value: &[u8],
-        flags: i32,
-        reply: ReplyEmpty,
+        flags: u32,
+        reply: Reply,
     ) {
-        const XATTR_CREATE: i32 = 1;
-        const XATTR_REPLACE: i32 = 2;
-        let call = self.call(Op::Setxattr, request, ino, Some(name));
-        let name = name.as_bytes();
-        let result = check_writable(ino, name).and_then(|()| {
+        const XATTR_CREATE: u32 = 1;
+        const XATTR_REPLACE: u32 = 2;
+        let call = self.call(Op::Setxattr, request, Some(name));
+        let result = check_writable(request.node, name).and_then(|()| {
             let how = SetXattr {
                 create: flags & XATTR_CREATE != 0,
                 replace: flags & XATTR_REPLACE != 0,
                 takes_setgid: name == ACCESS_ACL
-                    && Requester::of(request).clears_setgid(&self.fs, node(ino)),
+                    && Requester::of(request).clears_setgid(&self.fs, request.node),
             };
-            self.fs.setxattr(node(ino), name, value, how)
+            self.fs.setxattr(request.node, name, value, how)
         });
         self.selinux.note(name, result.is_ok());
         call.reply_empty(self.sync_if_required(result), reply);
@@ -57,24 +51,16 @@ impl Server {
     }
 
     /// GETXATTR.
-    pub(super) fn serve_getxattr(
-        &self,
-        request: &Request,
-        ino: INodeNo,
-        name: &OsStr,
-        size: u32,
-        reply: ReplyXattr,
-    ) {
-        if node(ino).is_in_snapdir() || name.as_bytes() == ORIGIN_ATTRIBUTE {
+    pub(super) fn serve_getxattr(&self, request: &Request, name: &[u8], size: u32, reply: Reply) {
+        if request.node.is_in_snapdir() || name == ORIGIN_ATTRIBUTE {
             return self.snapdir_getxattr(
-                self.call(Op::Getxattr, request, ino, None),
+                self.call(Op::Getxattr, request, None),
                 name,
                 size,
                 reply,
             );
         }
-        let call = self.call(Op::Getxattr, request, ino, Some(name));
-        let name = name.as_bytes();
+        let call = self.call(Op::Getxattr, request, Some(name));
         let result = if name == STORE_ATTRIBUTE {
             Ok(self.store_path.clone())
         } else if name == HEAD_ATTRIBUTE {
@@ -82,49 +68,33 @@ impl Server {
         } else if name.starts_with(OWN_PREFIX) {
             Err(FsError::NoAttribute)
         } else {
-            self.selinux.filter(name, self.fs.getxattr(node(ino), name))
+            self.selinux.filter(name, self.fs.getxattr(request.node, name))
         };
         call.reply_xattr(result, size, reply);
     }
 
     /// LISTXATTR. Our own attributes are not listed.
-    pub(super) fn serve_listxattr(
-        &self,
-        request: &Request,
-        ino: INodeNo,
-        size: u32,
-        reply: ReplyXattr,
-    ) {
-        if node(ino).is_in_snapdir() {
-            return self.snapdir_listxattr(
-                self.call(Op::Listxattr, request, ino, None),
-                size,
-                reply,
-            );
+    pub(super) fn serve_listxattr(&self, request: &Request, size: u32, reply: Reply) {
+        if request.node.is_in_snapdir() {
+            return self.snapdir_listxattr(self.call(Op::Listxattr, request, None), size, reply);
         }
-        let call = self.call(Op::Listxattr, request, ino, None);
-        call.reply_xattr(self.fs.listxattr(node(ino)), size, reply);
+        let call = self.call(Op::Listxattr, request, None);
+        call.reply_xattr(self.fs.listxattr(request.node), size, reply);
     }
 
     /// REMOVEXATTR.
-    pub(super) fn serve_removexattr(
-        &self,
-        request: &Request,
-        ino: INodeNo,
-        name: &OsStr,
-        reply: ReplyEmpty,
-    ) {
-        let call = self.call(Op::Removexattr, request, ino, Some(name));
-        let name = name.as_bytes();
-        let result = check_writable(ino, name).and_then(|()| self.fs.removexattr(node(ino), name));
+    pub(super) fn serve_removexattr(&self, request: &Request, name: &[u8], reply: Reply) {
+        let call = self.call(Op::Removexattr, request, Some(name));
+        let result = check_writable(request.node, name)
+            .and_then(|()| self.fs.removexattr(request.node, name));
         call.reply_empty(self.sync_if_required(result), reply);
         self.invalidate_drifted();
     }
 }
 
 /// Refuses to change attributes of the snapshot directory, and those that jailfs serves itself.
-fn check_writable(ino: INodeNo, name: &[u8]) -> FsResult<()> {
-    if node(ino).is_in_snapdir() {
+fn check_writable(node: NodeId, name: &[u8]) -> FsResult<()> {
+    if node.is_in_snapdir() {
         return Err(FsError::ReadOnly);
     }
     if name.starts_with(OWN_PREFIX) { Err(FsError::NotPermitted) } else { Ok(()) }

@@ -377,17 +377,6 @@ impl Raw {
         Ok(found)
     }
 
-    /// Receives the message that follows an answer to READDIRPLUS. The protocol library cannot send
-    /// such an answer, so it sends an error after it, which a kernel rejects.
-    #[track_caller]
-    pub fn receive_behind(&self, unique: u64, answer: &[u8]) {
-        if answer.is_empty() {
-            return;
-        }
-        let behind = self.receive(PATIENCE).expect("the data after the answer");
-        assert_eq!((behind.unique, behind.errno), (unique, Errno::EIO as i32));
-    }
-
     /// The names in one answer to READDIRPLUS.
     pub fn readdirplus(
         &mut self,
@@ -397,7 +386,6 @@ impl Raw {
     ) -> Result<Vec<RawListed>, Errno> {
         let body = Body::new().u64(0).u64(after).u32(room).u32(0).u64(0).u32(0).u32(0);
         let bytes = self.ask(READDIRPLUS, node, body)?;
-        self.receive_behind(self.next - 2, &bytes);
         assert!(bytes.len() <= room as usize, "{} bytes for {room}", bytes.len());
         let mut found = Vec::new();
         let mut at = 0;

@@ -12,6 +12,7 @@
 
 use std::cell::{OnceCell, RefCell};
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 
 use nix::fcntl::OFlag;
 
@@ -24,13 +25,13 @@ use crate::sys::failpoint::Failpoint;
 use crate::types::{Name, TreePath};
 
 /// A directory of the base for lookups during one request. It is opened at the first lookup.
-pub struct DirLookup<'a> {
-    base: &'a Base,
+pub struct DirLookup {
+    base: Arc<Base>,
     path: TreePath,
     dir: OnceCell<Option<OwnedFd>>,
 }
 
-impl DirLookup<'_> {
+impl DirLookup {
     /// The path of the directory.
     pub fn path(&self) -> &TreePath {
         &self.path
@@ -101,8 +102,8 @@ fn stat_in_mount(dir: &OwnedFd, mount: &MountId, name: &Name) -> Option<FsResult
 /// If a directory is renamed meanwhile, the answers are those from before, until a path of another
 /// directory is looked up. So no directory may be renamed by the caller itself meanwhile.
 pub struct PathLookup<'a> {
-    base: &'a Base,
-    last: RefCell<Option<DirLookup<'a>>>,
+    base: &'a Arc<Base>,
+    last: RefCell<Option<DirLookup>>,
 }
 
 impl PathLookup<'_> {
@@ -122,12 +123,12 @@ impl PathLookup<'_> {
 
 impl Base {
     /// Prepares lookups of names in the directory `dir`.
-    pub fn lookup_in(&self, dir: &TreePath) -> DirLookup<'_> {
-        DirLookup { base: self, path: dir.clone(), dir: OnceCell::new() }
+    pub fn lookup_in(self: &Arc<Base>, dir: &TreePath) -> DirLookup {
+        DirLookup { base: Arc::clone(self), path: dir.clone(), dir: OnceCell::new() }
     }
 
     /// Prepares lookups of many paths.
-    pub fn lookup_paths(&self) -> PathLookup<'_> {
+    pub fn lookup_paths(self: &Arc<Base>) -> PathLookup<'_> {
         PathLookup { base: self, last: RefCell::default() }
     }
 }

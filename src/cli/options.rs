@@ -279,6 +279,14 @@ mod tests {
     }
 
     #[test]
+    fn the_number_of_threads_is_set() {
+        for (text, threads) in [("threads=1", 1), ("threads=8,threads=64", 64)] {
+            let options = Options::parse(&[text.into()]).unwrap();
+            assert_eq!(options.choice.threads, Some(threads));
+        }
+    }
+
+    #[test]
     fn every_option_sets_its_field() {
         let plain = Choice::default;
         let table = [
@@ -292,8 +300,6 @@ mod tests {
             ("wake=latency", Choice { wake: Wake::Latency, ..plain() }),
             ("wake=spin", Choice { wake: Wake::Spin, ..plain() }),
             ("wake=spin,wake=auto", plain()),
-            ("threads=1", Choice { threads: Some(1), ..plain() }),
-            ("threads=64", Choice { threads: Some(64), ..plain() }),
             ("suid,dev,noexec", Choice { suid: true, dev: true, noexec: true, ..plain() }),
             ("suid,dev,noexec,nosuid,nodev,exec", plain()),
             ("volatile", Choice { volatile: true, ..plain() }),

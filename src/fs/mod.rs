@@ -9,11 +9,13 @@
 //!   tree. So a completed operation is on record.
 //! * A copy-up is committed on its own. It changes nothing that a program can see.
 //! * One lock guards the state of a head. It is never held across a reply, an invalidation of the
-//!   kernel's caches, or a sync. A read takes it only to find out where the bytes are.
+//!   kernel's caches, or a sync. An operation asks the base for its node or name before it takes
+//!   the lock ([`asked`]). A read takes it only to find out where the bytes are.
 //!
 //! [`Core`] consists of components with their own methods and invariants; its own methods join
 //! several of them.
 
+mod asked;
 mod copy_up;
 mod edits;
 mod journal;

@@ -3,8 +3,8 @@
 
 use std::sync::Arc;
 
-use crate::base::DirLookup;
 use crate::error::{FsError, FsResult};
+use crate::fs::asked::Asked;
 use crate::fs::kernel::nodes::NodeState;
 use crate::fs::merged::lower::{Extents, Lower, LowerNode};
 use crate::fs::merged::state::{Found, extents_in};
@@ -29,13 +29,7 @@ impl Core {
     /// # Errors
     /// ENOENT for an id that the kernel does not hold; EROFS for one of the snapshot directory;
     /// those of the base, and ESTALE if the base has another node in its place.
-    pub(super) fn target(&self, id: NodeId) -> FsResult<Target> {
-        self.target_by(id, None)
-    }
-
-    /// As [`Core::target`]; `dir` is the directory of the base at the node's path, if it is open
-    /// for lookups of its names.
-    fn target_by(&self, id: NodeId, dir: Option<&DirLookup<'_>>) -> FsResult<Target> {
+    pub(super) fn target(&self, id: NodeId, asked: &Asked) -> FsResult<Target> {
         // An operation that looks for a node of the snapshot directory here is about to change it.
         if id.is_in_snapdir() {
             return Err(FsError::ReadOnly);
@@ -46,7 +40,7 @@ impl Core {
             NodeState::Live { .. } if self.tree.node(held.ino).is_some() => {
                 Ok(Target::Upper(held.ino))
             }
-            NodeState::Live { base: Some(path) } => match self.lookup_in_base(path, dir)? {
+            NodeState::Live { base: Some(path) } => match asked.lookup(&self.lower, path)? {
                 Some((ino, node)) if ino == held.ino => Ok(Target::Base(ino, path.clone(), node)),
                 _ if held.retired => Err(FsError::NotFound),
                 _ => Err(self.replaced(path)),
@@ -58,17 +52,6 @@ impl Core {
         }
     }
 
-    fn lookup_in_base(
-        &self,
-        path: &TreePath,
-        dir: Option<&DirLookup<'_>>,
-    ) -> FsResult<Option<(Ino, LowerNode)>> {
-        match dir.filter(|dir| dir.path() == path) {
-            Some(dir) => self.lower.lookup_dir(dir),
-            None => self.lower.lookup(path),
-        }
-    }
-
     /// The path in the base of a held node that only the base has.
     pub(super) fn place_in_base(&self, id: NodeId) -> Option<&TreePath> {
         let held = self.held.get(id)?;
@@ -76,16 +59,16 @@ impl Core {
     }
 
     /// The directory behind an id: its number, the base path that it merges with, and the base node
-    /// if only the base has it. `dir` as in [`Core::target_by`].
+    /// if only the base has it.
     ///
     /// # Errors
     /// As [`Core::target`]; ENOENT for an orphan, ENOTDIR for another node.
     pub(super) fn live_dir(
         &self,
         id: NodeId,
-        dir: Option<&DirLookup<'_>>,
+        asked: &Asked,
     ) -> FsResult<(Ino, Option<TreePath>, Option<LowerNode>)> {
-        match self.target_by(id, dir)? {
+        match self.target(id, asked)? {
             Target::Upper(ino) => Ok((ino, self.lower_path(ino)?, None)),
             Target::Base(ino, path, node) => match node.kind() {
                 FileKind::Dir => Ok((ino, Some(path), Some(node))),

@@ -102,6 +102,8 @@ impl Server {
             Operation::Bmap => self.refuse(Op::Bmap, Errno::ENOSYS, reply),
             Operation::Ioctl => self.refuse(Op::Ioctl, Errno::ENOTTY, reply),
             Operation::Poll => self.refuse(Op::Poll, Errno::ENOSYS, reply),
+            // The session has begun.
+            Operation::Init => reply.error(Errno::EIO),
             // On ENOSYS the kernel never sends it again.
             Operation::Interrupt | Operation::Unknown => reply.error(Errno::ENOSYS),
             operation => match self.gate.enter() {
@@ -120,9 +122,6 @@ impl Server {
     fn serve(&self, request: &Request, operation: Operation<'_>, reply: Reply) {
         match operation {
             Operation::Lookup { name } => self.serve_lookup(request, name, reply),
-            Operation::Getattr => self.serve_getattr(request, reply),
-            Operation::Setattr { set } => self.serve_setattr(request, set, reply),
-            Operation::Readlink => self.serve_readlink(request, reply),
             Operation::Symlink { name, target } => {
                 self.serve_symlink(request, name, target, reply);
             }
@@ -138,6 +137,22 @@ impl Server {
                 self.serve_rename(request, name, (to, new_name), flags, reply);
             }
             Operation::Link { node, name } => self.serve_link(request, node, name, reply),
+            Operation::Readdir { offset, size } => {
+                self.serve_readdir(request, offset, size, reply);
+            }
+            Operation::Readdirplus { offset, size } => {
+                self.serve_readdirplus(request, offset, size, reply);
+            }
+            operation => self.serve_node(request, operation, reply),
+        }
+    }
+
+    /// Serves an operation on one node.
+    fn serve_node(&self, request: &Request, operation: Operation<'_>, reply: Reply) {
+        match operation {
+            Operation::Getattr => self.serve_getattr(request, reply),
+            Operation::Setattr { set } => self.serve_setattr(request, set, reply),
+            Operation::Readlink => self.serve_readlink(request, reply),
             Operation::Read { offset, size } => self.serve_read(request, offset, size, reply),
             Operation::Write { offset, data, write_flags, flags } => {
                 self.serve_write(request, (offset, data), (write_flags, flags), reply);
@@ -153,12 +168,6 @@ impl Server {
             }
             Operation::Listxattr { size } => self.serve_listxattr(request, size, reply),
             Operation::Removexattr { name } => self.serve_removexattr(request, name, reply),
-            Operation::Readdir { offset, size } => {
-                self.serve_readdir(request, offset, size, reply);
-            }
-            Operation::Readdirplus { offset, size } => {
-                self.serve_readdirplus(request, offset, size, reply);
-            }
             Operation::Fallocate { offset, len, mode } => {
                 self.serve_fallocate(request, (offset, len), mode, reply);
             }
@@ -168,22 +177,8 @@ impl Server {
             Operation::CopyFileRange { offset, to, to_offset, len, flags } => {
                 self.serve_copy_file_range(request, offset, (to, to_offset), (len, flags), reply);
             }
-            Operation::Forget { .. }
-            | Operation::BatchForget { .. }
-            | Operation::Open { .. }
-            | Operation::Release
-            | Operation::Flush
-            | Operation::Opendir
-            | Operation::Releasedir
-            | Operation::Locks
-            | Operation::Access
-            | Operation::Create
-            | Operation::Interrupt
-            | Operation::Bmap
-            | Operation::Destroy
-            | Operation::Ioctl
-            | Operation::Poll
-            | Operation::Unknown => reply.error(Errno::ENOSYS),
+            // The callers of this method serve the others.
+            _ => reply.error(Errno::ENOSYS),
         }
     }
 

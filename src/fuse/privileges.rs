@@ -1,8 +1,9 @@
 //! Clears setuid and setgid bits when a file changes, as the kernel demands.
 //!
 //! The kernel decides by the caller's rights, and sends the decision of WRITE as a flag. For other
-//! requests the server reads the caller's rights from /proc. The caller is blocked in the call that is being served, so they cannot change
-//! meanwhile. That costs time and happens only if the file has such a bit.
+//! requests the server reads the caller's rights from /proc. The caller is blocked in the call that
+//! is being served, so they cannot change meanwhile. That costs time and happens only if the file
+//! has such a bit.
 //!
 //! Every change clears file capabilities, even one by root; `fs` does that.
 

@@ -32,6 +32,11 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// The mounts of this process that still exist.
 static MOUNTS: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 
+/// Has a mount of the test's own taken away if the test hangs.
+pub fn take_away_if_hanging(mount: &Path) {
+    MOUNTS.lock().expect("the list of mounts").push(mount.to_owned());
+}
+
 /// A base, a store, and a mount of both.
 pub struct Bench {
     dir: Option<tempfile::TempDir>,

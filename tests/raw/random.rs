@@ -164,7 +164,7 @@ fn requests_with_random_fields_get_answers() {
 #[test]
 fn requests_of_random_bytes_get_answers() {
     let mut raw = Raw::over(|base| std::fs::write(base.join("a"), "of the base").unwrap());
-    // Without the request that ends the session, and those that have no answer if they are complete.
+    // Without the request that ends the session, and those that have no answer.
     let excluded = [DESTROY, FORGET, BATCH_FORGET];
     let opcode = prop_oneof![9 => 0_u32..60, 1 => any::<u32>()]
         .prop_filter("no end", move |opcode| !excluded.contains(opcode));

@@ -74,9 +74,9 @@ impl Fixture {
     }
 
     /// Runs `test` with each set of features.
-    fn on_all(&self, test: impl Fn(&Base)) {
+    fn on_all(&self, test: impl Fn(&Arc<Base>)) {
         for features in ALL {
-            test(&self.open(features));
+            test(&Arc::new(self.open(features)));
         }
     }
 }

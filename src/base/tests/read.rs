@@ -5,7 +5,7 @@ use crate::error::if_exists;
 
 /// Checks that lookups in a directory agree with lookups by path. Returns how many names were found
 /// by a lookup in the directory.
-fn lookups_agree(base: &Base, dir: &str) -> usize {
+fn lookups_agree(base: &Arc<Base>, dir: &str) -> usize {
     let dir = path(dir);
     let (lookup, paths) = (base.lookup_in(&dir), base.lookup_paths());
     let writer = base.writer().dir(&dir).ok();
@@ -239,13 +239,13 @@ fn a_mount_inside_the_base_is_an_empty_directory() {
         let attach = |from: &Path, to: &str, kind: &str, flags| {
             mount(Some(from), &fixture.at(to), Some(kind), flags, None::<&str>).unwrap();
         };
-        let before = fixture.open(ALL[0]);
+        let before = Arc::new(fixture.open(ALL[0]));
         attach(Path::new("none"), "tmp", "tmpfs", MsFlags::empty());
         fixture.file("tmp/secret", b"secret");
         // A bind mount of the same filesystem has the same st_dev.
         attach(&fixture.at("d"), "bind", "", MsFlags::MS_BIND);
         attach(&fixture.at("outer"), "bound", "", MsFlags::MS_BIND);
-        let check = |base: &Base| {
+        let check = |base: &Arc<Base>| {
             for (at, ino) in ["tmp", "bind", "bound"].into_iter().zip(under) {
                 let stat = base.stat(&path(at)).unwrap();
                 assert!(

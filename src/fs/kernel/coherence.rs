@@ -22,6 +22,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use parking_lot::Mutex;
 
 use crate::error::{FsError, FsResult};
+use crate::fs::asked::Asked;
 use crate::fs::kernel::cached_attrs::{CachedAttrs, Change};
 use crate::fs::kernel::nodes::{NodeState, NodeTable};
 use crate::fs::merged::lower::LowerNode;
@@ -279,8 +280,8 @@ impl Core {
     /// # Errors
     /// As [`Core::target`] and [`Core::check_coherent`]; [`FsError::Drift`] if the base has another
     /// node in its place.
-    pub(in crate::fs) fn content_target(&mut self, id: NodeId) -> FsResult<Target> {
-        let target = match (self.target(id), self.held.get(id).map(|held| &held.state)) {
+    pub(in crate::fs) fn content_target(&mut self, id: NodeId, asked: &Asked) -> FsResult<Target> {
+        let target = match (self.target(id, asked), self.held.get(id).map(|held| &held.state)) {
             (Err(FsError::Stale), Some(NodeState::Live { base: Some(path) })) => {
                 self.lower.note(path, CHANGED);
                 return Err(FsError::Drift(path.clone()));

@@ -12,7 +12,7 @@ use crate::fs::merged::attr::Attr;
 use crate::fs::merged::extent_reader::{HostExtent, Storage};
 use crate::fs::merged::lower::{Extents, Lower, LowerNode, Names};
 use crate::fs::merged::read_plan::ReadPlan;
-use crate::tree::{Body, Dentry, Edit, Hides, Node, Source, Tree, within};
+use crate::tree::{Body, Dentry, Edit, Hides, Node, Source, Tree};
 use crate::types::{ByteRange, FileKind, Ino, LayerId, Name, TreePath};
 
 /// The layer id that stands for the scratch file of orphans.
@@ -63,11 +63,11 @@ impl Found {
 /// directory cost one lookup each if they follow each other. Nothing may change meanwhile.
 pub struct PathWalk<'a> {
     state: &'a State,
-    last: Option<(TreePath, Option<OpenedDir<'a>>)>,
+    last: Option<(TreePath, Option<OpenedDir>)>,
 }
 
 /// A directory of a state, and the base directory that it merges with, opened for lookups.
-type OpenedDir<'a> = (Dir, Option<DirLookup<'a>>);
+type OpenedDir = (Dir, Option<DirLookup>);
 
 impl PathWalk<'_> {
     /// As [`State::resolve`].
@@ -124,7 +124,7 @@ impl State {
         dir: Ino,
         lower: Option<&TreePath>,
         name: &Name,
-        opened: Option<&DirLookup<'_>>,
+        opened: Option<&DirLookup>,
     ) -> FsResult<Found> {
         match opened {
             Some(opened) => {
@@ -134,7 +134,11 @@ impl State {
         }
     }
 
-    fn find_by(
+    /// As [`State::find`], by `lookup` where the base must be asked.
+    ///
+    /// # Errors
+    /// As [`State::find`].
+    pub(in crate::fs) fn find_by(
         &self,
         dir: Ino,
         lower: Option<&TreePath>,
@@ -495,33 +499,8 @@ impl State {
     pub fn plan(&self, found: &Found, range: ByteRange) -> FsResult<Vec<HostExtent>> {
         match found {
             Found::Upper(ino, _) => self.plan_in(&self.tree, *ino, range, None),
-            Found::Base(_, path, node) => self.plan_lower(path, node, range),
+            Found::Base(_, path, node) => self.lower.plan(path, node, range),
             Found::Nothing(_) => Err(FsError::NotFound),
-        }
-    }
-
-    /// As [`State::plan`], for a base node.
-    pub(in crate::fs) fn plan_lower(
-        &self,
-        path: &TreePath,
-        node: &LowerNode,
-        range: ByteRange,
-    ) -> FsResult<Vec<HostExtent>> {
-        require_file(node.kind())?;
-        self.lower.check_not_hidden(path)?;
-        match node {
-            LowerNode::Base(stat) => {
-                let range = within(range, stat.size);
-                if range.is_empty() {
-                    return Ok(Vec::new());
-                }
-                let file = self.lower.open(path, stat)?;
-                let extent = HostExtent::in_base(range.len(), file, range.start, path);
-                Ok(vec![extent.expecting(&stat.fingerprint())])
-            }
-            LowerNode::Pre(pre, epoch) => {
-                self.lower.locate_pre(pre, within(range, pre.node.size()), *epoch)
-            }
         }
     }
 

@@ -87,8 +87,8 @@ impl Fs {
             return self.snapdir_getattr(id);
         }
         let listed = u32::from(self.snapdir_entry(id).is_some());
-        let mut core = self.core();
-        let target = core.target(id)?;
+        let (mut core, asked) = self.core_for_node(id);
+        let target = core.target(id, &asked)?;
         core.note_getattr(id, &target);
         let mut attr = core.attr_of(id, &target)?;
         // The snapshot directory, if listed, is one more subdirectory of the root.
@@ -118,8 +118,8 @@ impl Fs {
         set: SetAttr,
         privileges: PrivilegeBits<'_>,
     ) -> FsResult<Attr> {
-        let mut core = self.core();
-        let target = core.target(id)?;
+        let (mut core, asked) = self.core_for_node(id);
+        let target = core.target(id, &asked)?;
         if set.changes_privileges() {
             core.note_getattr(id, &target);
         }
@@ -162,8 +162,8 @@ impl Fs {
         if id.is_in_snapdir() {
             return self.snapdir_xattrs(id);
         }
-        let core = self.core();
-        match core.target(id)? {
+        let (core, asked) = self.core_for_node(id);
+        match core.target(id, &asked)? {
             Target::Base(_, path, node) => {
                 let lower = Arc::clone(&core.lower);
                 // The lower never changes, so its attributes are read without the lock.
@@ -190,9 +190,9 @@ impl Fs {
     }
 
     fn try_setxattr(&self, id: NodeId, name: &[u8], value: &[u8], how: SetXattr) -> FsResult<()> {
-        let mut core = self.core();
+        let (mut core, asked) = self.core_for_node(id);
         core.need_bytes(&self.store, value.len() as u64)?;
-        let target = core.target(id)?;
+        let target = core.target(id, &asked)?;
         let changed = core.writable(target)?;
         let node = core.tree_of(changed).node(changed.key).ok_or(FsError::NotFound)?;
         check_setxattr(node, name, how)?;
@@ -221,8 +221,8 @@ impl Fs {
     }
 
     fn try_removexattr(&self, id: NodeId, name: &[u8]) -> FsResult<()> {
-        let mut core = self.core();
-        let target = core.target(id)?;
+        let (mut core, asked) = self.core_for_node(id);
+        let target = core.target(id, &asked)?;
         let changed = core.writable(target)?;
         let node = core.tree_of(changed).node(changed.key).ok_or(FsError::NotFound)?;
         if !node.xattrs.as_ref().is_some_and(|x| x.contains_key(name)) {

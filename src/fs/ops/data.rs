@@ -82,11 +82,19 @@ impl Fs {
             let bytes = self.snapdir_read(id, offset, len, false)?.unwrap_or_default();
             return Ok(ReadPlan::of_bytes(bytes, Arc::clone(&self.core().lower)));
         }
-        let mut core = self.core();
-        let target = core.content_target(id)?;
-        let guard = core.lower.reading();
-        let extents = core.plan_of(&target, ByteRange::at(offset, len))?;
-        Ok(ReadPlan::new(extents, Arc::clone(&core.lower), guard))
+        let (mut core, asked) = self.core_for_node(id);
+        let target = core.content_target(id, &asked)?;
+        let (lower, guard) = (Arc::clone(&core.lower), core.lower.reading());
+        let range = ByteRange::at(offset, len);
+        let extents = match target {
+            // The lower never changes, so a file of the base is opened without the lock.
+            Target::Base(_, path, node) => {
+                drop(core);
+                lower.plan(&path, &node, range)?
+            }
+            target => core.plan_of(&target, range)?,
+        };
+        Ok(ReadPlan::new(extents, lower, guard))
     }
 
     /// Writes bytes into a file.
@@ -140,8 +148,8 @@ impl Fs {
         if offset.checked_add(bytes.len() as u64).is_none_or(|end| end > MAX_FILE_SIZE) {
             return Err(FsError::FileTooBig);
         }
-        let mut core = self.core();
-        let target = core.content_target(id)?;
+        let (mut core, asked) = self.core_for_node(id);
+        let target = core.content_target(id, &asked)?;
         if position == Position::End {
             core.check_append(id, &target, offset)?;
         }
@@ -162,8 +170,8 @@ impl Fs {
     ) -> FsResult<()> {
         let privileges = privileges.into();
         self.with_room(Need::Less, || {
-            let mut core = self.core();
-            let target = core.target(id)?;
+            let (mut core, asked) = self.core_for_node(id);
+            let target = core.target(id, &asked)?;
             core.check_truncate(id, &target, size)?;
             core.change_file(&self.store, target, privileges, Touch::Resize(size), |_, _, file| {
                 Ok(vec![Edit::Resize { ino: file.key, size }])
@@ -185,12 +193,12 @@ impl Fs {
         privileges: impl Into<PrivilegeBits<'a>>,
     ) -> FsResult<()> {
         let privileges = privileges.into();
-        let asked = Fallocate::parse(mode, offset, len)?;
+        let change = Fallocate::parse(mode, offset, len)?;
         self.with_room(Need::Less, || {
-            let mut core = self.core();
-            let target = core.content_target(id)?;
+            let (mut core, asked) = self.core_for_node(id);
+            let target = core.content_target(id, &asked)?;
             core.change_file(&self.store, target, privileges, Touch::Write, |core, _, file| {
-                Ok(asked.edits(file, core.tree_of(file).size(file.key)))
+                Ok(change.edits(file, core.tree_of(file).size(file.key)))
             })
         })
     }
@@ -203,8 +211,8 @@ impl Fs {
         if id.is_in_snapdir() {
             return self.snapdir_seek(id, offset, to);
         }
-        let mut core = self.core();
-        let target = core.content_target(id)?;
+        let (mut core, asked) = self.core_for_node(id);
+        let target = core.content_target(id, &asked)?;
         let size = core.attr_of(id, &target)?.size;
         if offset >= size {
             return Err(FsError::NoSuchOffset);
@@ -279,13 +287,13 @@ impl Fs {
             return self.snapdir_data(id, range);
         }
         let (lower, size) = {
-            let mut core = self.core();
-            let target = core.content_target(id)?;
+            let (mut core, asked) = self.core_for_node(id);
+            let target = core.content_target(id, &asked)?;
             (Arc::clone(&core.lower), core.attr_of(id, &target)?.size)
         };
         let plan: Plan<'_> = Box::new(|range| {
-            let mut core = self.core();
-            let target = core.content_target(id)?;
+            let (mut core, asked) = self.core_for_node(id);
+            let target = core.content_target(id, &asked)?;
             core.plan_of(&target, range)
         });
         first_data(plan, lower, range, size)
@@ -309,7 +317,7 @@ impl Core {
                 let scratch = self.held.orphans().scratch_file();
                 state.plan_in(self.held.orphans().tree(), *key, range, scratch)
             }
-            Target::Base(_, path, node) => self.plan_lower(path, node, range),
+            Target::Base(_, path, node) => self.lower.plan(path, node, range),
         }
     }
 

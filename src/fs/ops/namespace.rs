@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::error::{FsError, FsResult};
 use crate::fs::ops::acl;
 use crate::fs::ops::privileges::SETGID;
-use crate::fs::ops::slot::{LINK_MAX, whiteout};
+use crate::fs::ops::slot::{LINK_MAX, Slot, whiteout};
 use crate::fs::{Caller, Core, Entry, Found, Fs, Need};
 use crate::store::Store;
 use crate::store::edits_log::How;
@@ -34,9 +34,9 @@ impl Fs {
         if let Some(entry) = self.lookup_snapdir(dir, name)? {
             return Ok(entry);
         }
-        let mut core = self.core();
+        let (mut core, asked) = self.core_for_names(&[(dir, name)]);
         core.coherence.name_looked_up(dir, name);
-        let slot = core.slot(dir, name)?;
+        let slot = core.slot(dir, name, &asked)?;
         core.note_alias(slot.dir, name, &slot.found);
         core.hand_out(dir, slot.found)
     }
@@ -112,7 +112,11 @@ impl Fs {
     }
 
     fn create(&self, dir: NodeId, name: &Name, new: &NewNode, caller: Caller) -> FsResult<Entry> {
-        self.with_room(Need::More, || self.core().create(&self.store, dir, name, new, caller))
+        self.with_room(Need::More, || {
+            let (mut core, asked) = self.core_for_names(&[(dir, name)]);
+            let slot = core.slot(dir, name, &asked)?;
+            core.create(&self.store, &slot, new, caller)
+        })
     }
 
     /// Creates a hard link to a node (link(2)).
@@ -125,10 +129,10 @@ impl Fs {
     }
 
     fn try_link(&self, id: NodeId, parent: NodeId, name: &Name) -> FsResult<Entry> {
-        let mut core = self.core();
-        let slot = core.slot(parent, name)?;
+        let (mut core, asked) = self.core_for_node_and_name(id, (parent, name));
+        let slot = core.slot(parent, name, &asked)?;
         let Found::Nothing(hides) = &slot.found else { return Err(FsError::Exists) };
-        let target = core.target(id)?;
+        let target = core.target(id, &asked)?;
         if core.record_of(&target)?.kind() == FileKind::Dir {
             return Err(FsError::NotPermitted);
         }
@@ -160,8 +164,8 @@ impl Fs {
     }
 
     fn try_unlink(&self, dir: NodeId, name: &Name) -> FsResult<()> {
-        let mut core = self.core();
-        let slot = core.slot(dir, name)?;
+        let (mut core, asked) = self.core_for_names(&[(dir, name)]);
+        let slot = core.slot(dir, name, &asked)?;
         if core.kind_in(&slot)? == FileKind::Dir {
             return Err(FsError::IsADirectory);
         }
@@ -187,8 +191,8 @@ impl Fs {
     }
 
     fn try_rmdir(&self, dir: NodeId, name: &Name) -> FsResult<()> {
-        let mut core = self.core();
-        let slot = core.slot(dir, name)?;
+        let (mut core, asked) = self.core_for_names(&[(dir, name)]);
+        let slot = core.slot(dir, name, &asked)?;
         if core.kind_in(&slot)? != FileKind::Dir {
             return Err(FsError::NotADirectory);
         }
@@ -210,16 +214,14 @@ impl Core {
     fn create(
         &mut self,
         store: &Arc<Store>,
-        parent: NodeId,
-        name: &Name,
+        slot: &Slot,
         new: &NewNode,
         caller: Caller,
     ) -> FsResult<Entry> {
-        let slot = self.slot(parent, name)?;
         let Found::Nothing(hides) = &slot.found else { return Err(FsError::Exists) };
         self.need_node(store)?;
-        self.copy_up_parent(&slot)?;
-        let dir = slot.dir;
+        self.copy_up_parent(slot)?;
+        let (dir, name) = (slot.dir, &slot.name);
         let node = self.new_node(dir, new, caller)?;
         let kind = node.kind();
         let ino = store.identities().lock().fresh()?;
@@ -233,7 +235,7 @@ impl Core {
         if kind == FileKind::File {
             self.file_made(ino, slot.dir(), name);
         }
-        self.hand_out(parent, Found::Upper(ino, hides.clone()))
+        self.hand_out(slot.parent, Found::Upper(ino, hides.clone()))
     }
 
     /// The record of a new node in a directory of the tree, which passes on its default ACL and,

@@ -3,8 +3,6 @@
 //! A listing is made when a directory is read from its beginning, and the kernel then reads it in
 //! parts. [`Listing`] keeps the cookies stable while names come and go.
 
-use std::sync::Arc;
-
 use crate::base::DirLookup;
 use crate::error::{FsError, FsResult};
 use crate::fs::kernel::listing::{FIRST_COOKIE, Listed, Listing};
@@ -60,18 +58,18 @@ impl Fs {
             return self.snapdir_readdir(id, after, &mut |entry| take(entry, &mut || None));
         }
         let past = self.snapdir_entry(id).filter(|entry| entry.cookie > after);
-        let mut core = self.core();
         // After the last name the kernel asks once more, to learn that it was the last.
         if after != 0
             && past.is_none()
-            && core.held.listing(id).is_some_and(|known| known.is_end(after))
+            && self.core().held.listing(id).is_some_and(|known| known.is_end(after))
         {
             return Ok(());
         }
-        let (path, base) = (core.place_in_base(id).cloned(), Arc::clone(core.lower.base()));
-        let opened = path.as_ref().map(|path| base.lookup_in(path));
-        let (dir, lower, seen) = core.live_dir(id, opened.as_ref())?;
-        let opened = opened.or_else(|| lower.as_ref().map(|path| base.lookup_in(path)));
+        let (mut core, asked) = self.core_for_dir(id);
+        let (dir, lower, seen) = core.live_dir(id, &asked)?;
+        let opened = asked.into_dir().filter(|opened| Some(opened.path()) == lower.as_ref());
+        let opened =
+            opened.or_else(|| lower.as_ref().map(|path| core.lower.base().lookup_in(path)));
         core.check_dir(lower.as_ref())?;
         if after == 0 || core.held.listing(id).is_none() {
             core.refresh_listing(id, dir, (lower.as_ref(), seen.as_ref()))?;
@@ -100,8 +98,8 @@ impl Fs {
     /// # Errors
     /// As [`Fs::readdir`].
     pub fn names(&self, id: NodeId) -> FsResult<Vec<Name>> {
-        let core = self.core();
-        let (dir, lower, _) = core.live_dir(id, None)?;
+        let (core, asked) = self.core_for_node(id);
+        let (dir, lower, _) = core.live_dir(id, &asked)?;
         core.check_dir(lower.as_ref())?;
         Ok(core.merged_names(dir, lower.as_ref())?.into_keys().collect())
     }
@@ -155,7 +153,7 @@ impl Core {
     fn pass_names(
         &mut self,
         id: NodeId,
-        (dir, lower, opened): (Ino, Option<&TreePath>, Option<&DirLookup<'_>>),
+        (dir, lower, opened): (Ino, Option<&TreePath>, Option<&DirLookup>),
         listing: &Listing,
         after: u64,
         take: &mut impl FnMut(DirEntry, &mut HandOut<'_>) -> bool,
@@ -194,7 +192,7 @@ impl Core {
         &mut self,
         id: NodeId,
         (dir, lower): (Ino, Option<&TreePath>),
-        opened: Option<&DirLookup<'_>>,
+        opened: Option<&DirLookup>,
         (name, ino): (&Name, Ino),
     ) -> Option<Entry> {
         if self.held.id_of(ino).is_some() {

@@ -44,7 +44,7 @@ impl Fs {
         mode: RenameMode,
         pid: u32,
     ) -> FsResult<()> {
-        let mut core = self.core();
+        let (mut core, asked) = self.core_for_names(&[(from_dir, from), (to_dir, to)]);
         core.need_record(&self.store)?;
         if from_dir != to_dir {
             // The kernel sends one rename between directories at a time, so it has completed the
@@ -55,8 +55,8 @@ impl Fs {
         if mode == RenameMode::Exchange {
             core.coherence.check_name_is_current(to_dir, to)?;
         }
-        let source = core.slot(from_dir, from)?;
-        let target = core.slot(to_dir, to)?;
+        let source = core.slot(from_dir, from, &asked)?;
+        let target = core.slot(to_dir, to, &asked)?;
         let renamed = core.rename(&source, &target, mode);
         if renamed == Err(FsError::LeavesJail) {
             let (path, to) = (core.slot_path(&source)?, core.slot_path(&target)?);

@@ -1,8 +1,7 @@
 //! A name in a directory, as an operation on names finds it.
 
-use std::sync::Arc;
-
 use crate::error::{FsError, FsResult};
+use crate::fs::asked::Asked;
 use crate::fs::merged::lower::LowerNode;
 use crate::fs::{Core, Found, Target};
 use crate::sys::clock;
@@ -39,15 +38,14 @@ impl Core {
     /// # Errors
     /// EROFS for the name of the snapshot directory; ENOENT for a directory that is gone; ENOTDIR;
     /// EACCES for a hidden directory; those of the base.
-    pub(super) fn slot(&self, parent: NodeId, name: &Name) -> FsResult<Slot> {
+    pub(super) fn slot(&self, parent: NodeId, name: &Name, asked: &Asked) -> FsResult<Slot> {
         if parent == NodeId::ROOT && self.snapdir_name.as_ref() == Some(name) {
             return Err(FsError::ReadOnly);
         }
-        let (path, base) = (self.place_in_base(parent).cloned(), Arc::clone(self.lower.base()));
-        let opened = path.as_ref().map(|path| base.lookup_in(path));
-        let (dir, lower, dir_node) = self.live_dir(parent, opened.as_ref())?;
+        let (dir, lower, dir_node) = self.live_dir(parent, asked)?;
         self.check_dir(lower.as_ref())?;
-        let found = self.find_in(dir, lower.as_ref(), name, opened.as_ref())?;
+        let lookup = |path: &TreePath| asked.lookup(&self.lower, path);
+        let found = self.find_by(dir, lower.as_ref(), name, lookup)?;
         Ok(Slot { parent, dir, lower, dir_node, name: name.clone(), found })
     }
 

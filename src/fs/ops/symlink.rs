@@ -11,6 +11,7 @@
 use std::sync::Arc;
 
 use crate::error::{FsError, FsResult};
+use crate::fs::asked::Asked;
 use crate::fs::links::{LinkReply, Move, Refusal, Refused};
 use crate::fs::merged::jail_walk::{self, Resolved};
 use crate::fs::{Core, Found, Fs, Target};
@@ -30,7 +31,10 @@ impl Fs {
             return self.snapdir_readlink(id, pid);
         }
         let jail = Arc::clone(&self.jail.lock());
-        let judged = self.core().judge_link(&jail, id)?;
+        let judged = {
+            let (mut core, asked) = self.core_for_node(id);
+            core.judge_link(&jail, id, &asked)?
+        };
         match judged {
             Judged::Reply(reply) => Ok(reply),
             Judged::Outside { path, text } => {
@@ -53,8 +57,8 @@ impl Fs {
         if id.is_in_snapdir() {
             return self.snapdir_link_text(id);
         }
-        let core = self.core();
-        match &core.record_of(&core.target(id)?)?.body {
+        let (core, asked) = self.core_for_node(id);
+        match &core.record_of(&core.target(id, &asked)?)?.body {
             Body::Symlink { target } => Ok(target.clone()),
             Body::File { .. } | Body::Dir { .. } | Body::Special => Err(FsError::Invalid),
         }
@@ -86,11 +90,11 @@ enum Judged {
 
 impl Core {
     /// Judges a link by the jail, and serves its text if it stays inside.
-    fn judge_link(&mut self, jail: &Jail, id: NodeId) -> FsResult<Judged> {
+    fn judge_link(&mut self, jail: &Jail, id: NodeId, asked: &Asked) -> FsResult<Judged> {
         if self.held.get(id).is_some_and(|held| held.retired) {
             return Err(FsError::Stale);
         }
-        let target = self.target(id)?;
+        let target = self.target(id, asked)?;
         let node = self.record_of(&target)?;
         let Body::Symlink { target: text } = &node.body else { return Err(FsError::Invalid) };
         let link = match &target {

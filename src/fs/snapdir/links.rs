@@ -112,8 +112,8 @@ impl Fs {
         }
         let _guard = self.read_again();
         let (state, found) = {
-            let core = self.core();
-            match core.target(id)? {
+            let (core, asked) = self.core_for_node(id);
+            match core.target(id, &asked)? {
                 Target::Upper(ino) => (core.state.clone(), Found::Upper(ino, None)),
                 Target::Base(..) => return Ok(Origin::Base),
                 Target::Orphan(_) => return Err(FsError::NoAttribute),

@@ -91,7 +91,7 @@ impl SetattrFlags {
     }
 }
 
-/// What a request asks for. A name is without its NUL.
+/// The operation that a request asks for. A name is without its NUL.
 #[derive(Debug, PartialEq, Eq)]
 pub(in crate::fuse) enum Operation<'a> {
     Lookup {
@@ -177,6 +177,7 @@ pub(in crate::fuse) enum Operation<'a> {
         name: &'a [u8],
     },
     Flush,
+    Init,
     Opendir,
     Readdir {
         offset: u64,
@@ -224,14 +225,19 @@ impl<'a> Operation<'a> {
     /// # Errors
     /// The body is too short, or a name has no end.
     pub(in crate::fuse) fn parse(request: &Request, body: &'a [u8]) -> Parsed<Operation<'a>> {
-        let mut fields = Fields(body);
-        let f = &mut fields;
-        Ok(match request.opcode {
+        let (opcode, fields) = (request.opcode, &mut Fields(body));
+        if let Some(operation) = Operation::on_name(opcode, fields)? {
+            return Ok(operation);
+        }
+        if let Some(operation) = Operation::on_content(opcode, fields)? {
+            return Ok(operation);
+        }
+        Operation::other(opcode, fields)
+    }
+
+    fn on_name(opcode: u32, f: &mut Fields<'a>) -> Parsed<Option<Operation<'a>>> {
+        Ok(Some(match opcode {
             1 => Operation::Lookup { name: f.name()? },
-            2 => Operation::Forget { nlookup: f.u64()? },
-            3 => f.then(16, Operation::Getattr)?,
-            4 => Operation::Setattr { set: f.setattr()? },
-            5 => Operation::Readlink,
             6 => Operation::Symlink { name: f.name()?, target: f.name()? },
             8 => {
                 let (mode, rdev, umask, _) = (f.u32()?, f.u32()?, f.u32()?, f.u32()?);
@@ -248,23 +254,6 @@ impl<'a> Operation<'a> {
                 Operation::Rename { name: f.name()?, to, new_name: f.name()?, flags: 0 }
             }
             13 => Operation::Link { node: NodeId(f.u64()?), name: f.name()? },
-            14 => {
-                let (flags, _unused) = (f.u32()?, f.u32()?);
-                Operation::Open { flags }
-            }
-            15 => {
-                let (offset, size) = f.range()?;
-                f.then(20, Operation::Read { offset, size })?
-            }
-            16 => {
-                let (offset, size) = f.range()?;
-                let (write_flags, _lock_owner) = (f.u32()?, f.u64()?);
-                let (flags, _padding) = (f.u32()?, f.u32()?);
-                Operation::Write { offset, data: f.bytes(size as usize)?, write_flags, flags }
-            }
-            17 => Operation::Statfs,
-            18 => f.then(24, Operation::Release)?,
-            20 => f.then(16, Operation::Fsync)?,
             21 => {
                 let (size, flags) = (f.u32()?, f.u32()?);
                 Operation::Setxattr { name: f.name()?, value: f.bytes(size as usize)?, flags }
@@ -273,17 +262,74 @@ impl<'a> Operation<'a> {
                 let (size, _padding) = (f.u32()?, f.u32()?);
                 Operation::Getxattr { name: f.name()?, size }
             }
-            23 => {
-                let (size, _padding) = (f.u32()?, f.u32()?);
-                Operation::Listxattr { size }
-            }
             24 => Operation::Removexattr { name: f.name()? },
-            25 => f.then(24, Operation::Flush)?,
-            27 => f.then(8, Operation::Opendir)?,
+            45 => {
+                let (to, flags, _padding) = (NodeId(f.u64()?), f.u32()?, f.u32()?);
+                Operation::Rename { name: f.name()?, to, new_name: f.name()?, flags }
+            }
+            _ => return Ok(None),
+        }))
+    }
+
+    fn on_content(opcode: u32, f: &mut Fields<'a>) -> Parsed<Option<Operation<'a>>> {
+        Ok(Some(match opcode {
+            15 => {
+                let (offset, size) = f.file_range()?;
+                f.then(20, Operation::Read { offset, size })?
+            }
+            16 => {
+                let (offset, size) = f.file_range()?;
+                let (write_flags, _lock_owner) = (f.u32()?, f.u64()?);
+                let (flags, _padding) = (f.u32()?, f.u32()?);
+                Operation::Write { offset, data: f.bytes(size as usize)?, write_flags, flags }
+            }
             28 => {
                 let (offset, size) = f.range()?;
                 f.then(20, Operation::Readdir { offset, size })?
             }
+            43 => {
+                let (_handle, offset, len) = (f.u64()?, f.offset()?, f.offset()?);
+                let (mode, _padding) = (f.u32()?, f.u32()?);
+                Operation::Fallocate { offset, len, mode }
+            }
+            44 => {
+                let (offset, size) = f.range()?;
+                f.then(20, Operation::Readdirplus { offset, size })?
+            }
+            46 => {
+                let (_handle, offset) = (f.u64()?, f.u64()?.cast_signed());
+                let (whence, _padding) = (f.u32()?, f.u32()?);
+                Operation::Lseek { offset, whence }
+            }
+            47 => {
+                let (_handle, offset, to) = (f.u64()?, f.offset()?, NodeId(f.u64()?));
+                let (_to_handle, to_offset, len) = (f.u64()?, f.offset()?, f.u64()?);
+                Operation::CopyFileRange { offset, to, to_offset, len, flags: f.u64()? }
+            }
+            _ => return Ok(None),
+        }))
+    }
+
+    fn other(opcode: u32, f: &mut Fields<'a>) -> Parsed<Operation<'a>> {
+        Ok(match opcode {
+            2 => Operation::Forget { nlookup: f.u64()? },
+            3 => f.then(16, Operation::Getattr)?,
+            4 => Operation::Setattr { set: f.setattr()? },
+            5 => Operation::Readlink,
+            14 => {
+                let (flags, _unused) = (f.u32()?, f.u32()?);
+                Operation::Open { flags }
+            }
+            17 => Operation::Statfs,
+            18 => f.then(24, Operation::Release)?,
+            20 => f.then(16, Operation::Fsync)?,
+            23 => {
+                let (size, _padding) = (f.u32()?, f.u32()?);
+                Operation::Listxattr { size }
+            }
+            25 => f.then(24, Operation::Flush)?,
+            26 => Operation::Init,
+            27 => f.then(8, Operation::Opendir)?,
             29 => f.then(24, Operation::Releasedir)?,
             30 => f.then(16, Operation::Fsyncdir)?,
             31..=33 => f.then(48, Operation::Locks)?,
@@ -301,29 +347,6 @@ impl<'a> Operation<'a> {
                 let (count, _dummy) = (f.u32()?, f.u32()?);
                 let nodes = (0..count).map(|_| Ok((NodeId(f.u64()?), f.u64()?)));
                 Operation::BatchForget { nodes: nodes.collect::<Parsed<_>>()? }
-            }
-            43 => {
-                let (_handle, offset, len) = (f.u64()?, f.u64()?, f.u64()?);
-                let (mode, _padding) = (f.u32()?, f.u32()?);
-                Operation::Fallocate { offset, len, mode }
-            }
-            44 => {
-                let (offset, size) = f.range()?;
-                f.then(20, Operation::Readdirplus { offset, size })?
-            }
-            45 => {
-                let (to, flags, _padding) = (NodeId(f.u64()?), f.u32()?, f.u32()?);
-                Operation::Rename { name: f.name()?, to, new_name: f.name()?, flags }
-            }
-            46 => {
-                let (_handle, offset) = (f.u64()?, f.u64()?.cast_signed());
-                let (whence, _padding) = (f.u32()?, f.u32()?);
-                Operation::Lseek { offset, whence }
-            }
-            47 => {
-                let (_handle, offset, to) = (f.u64()?, f.u64()?, NodeId(f.u64()?));
-                let (_to_handle, to_offset, len) = (f.u64()?, f.u64()?, f.u64()?);
-                Operation::CopyFileRange { offset, to, to_offset, len, flags: f.u64()? }
             }
             _ => Operation::Unknown,
         })
@@ -364,7 +387,18 @@ impl<'a> Fields<'a> {
         self.bytes(1).map(|_nul| name)
     }
 
-    /// The begin of a request with a handle, an offset and a size.
+    /// An offset in a file, which the kernel keeps in a signed number.
+    fn offset(&mut self) -> Parsed<u64> {
+        Some(self.u64()?).filter(|offset| i64::try_from(*offset).is_ok()).ok_or(Malformed)
+    }
+
+    /// As [`Fields::range`], in a file.
+    fn file_range(&mut self) -> Parsed<(u64, u32)> {
+        let _handle = self.u64()?;
+        Ok((self.offset()?, self.u32()?))
+    }
+
+    /// The begin of a request with a handle, an offset or cookie, and a size.
     fn range(&mut self) -> Parsed<(u64, u32)> {
         let _handle = self.u64()?;
         Ok((self.u64()?, self.u32()?))
@@ -380,6 +414,7 @@ impl<'a> Fields<'a> {
         let mut nanos = || self.u32().map(|nanos| Some(nanos).filter(|n| *n < 1_000_000_000));
         let (atime_nanos, mtime_nanos, _ctime_nanos) = (nanos()?, nanos()?, nanos()?);
         let (mode, _unused, uid, gid) = (self.u32()?, self.u32()?, self.u32()?, self.u32()?);
+        let _unused = self.u32()?;
         let time = |secs, nanos: Option<u32>| Timestamp { secs, nanos: nanos.unwrap_or(0) };
         let to_atime = (SetattrFlags::ATIME_NOW, SetattrFlags::ATIME);
         let to_mtime = (SetattrFlags::MTIME_NOW, SetattrFlags::MTIME);

@@ -43,7 +43,7 @@ const UNKNOWN: Fingerprint = Fingerprint {
 /// Those of looking at the base and of writing the store.
 pub(in crate::timeline) fn record(
     store: &Store,
-    base: &Base,
+    base: &Arc<Base>,
     layer: &mut Upper,
     mut images: Images,
     written: &WriteOutcome,
@@ -83,7 +83,7 @@ pub(in crate::timeline) fn record(
 /// for another file, which must not be taken for the removed one.
 fn retire_removed(
     ids: &mut Identities,
-    base: &Base,
+    base: &Arc<Base>,
     images: &Images,
     now: &[Option<BaseStat>],
 ) -> FsResult<()> {
@@ -119,7 +119,7 @@ fn refer_to(image: &mut PreNode, path: &TreePath, print: Fingerprint) -> bool {
 /// Those of looking at the base.
 pub(in crate::timeline) fn drop_shared_numbers(
     store: &Store,
-    base: &Base,
+    base: &Arc<Base>,
     plan: &Plan,
     mut written: WriteOutcome,
 ) -> FsResult<WriteOutcome> {

@@ -3,14 +3,14 @@
 use std::fs::File;
 use std::sync::Arc;
 
-use crate::base::BaseStat;
+use crate::base::{BaseStat, require_file};
 use crate::error::{FsError, FsResult};
 use crate::fs::merged::extent_reader::HostExtent;
 use crate::fs::merged::fingerprint::ANY_TIMES;
 use crate::fs::merged::lower::{Lower, LowerNode, meta_of};
 use crate::store::record::PreNode;
 use crate::sys;
-use crate::tree::{Body, Node, Origin, Source};
+use crate::tree::{Body, Node, Origin, Source, within};
 use crate::types::{ByteRange, Epoch, FileKind, Fingerprint, TreePath};
 
 /// The most runs of data that copy-up records for one base file. The last one extends to the end.
@@ -72,6 +72,34 @@ impl Lower {
             runs.push(ByteRange { start, end: at });
         }
         Ok(runs)
+    }
+
+    /// Where the bytes of a range of a node are, cut at its size.
+    ///
+    /// # Errors
+    /// EISDIR or EINVAL for a node without content; EACCES for hidden content; those of the host.
+    pub fn plan(
+        &self,
+        path: &TreePath,
+        node: &LowerNode,
+        range: ByteRange,
+    ) -> FsResult<Vec<HostExtent>> {
+        require_file(node.kind())?;
+        self.check_not_hidden(path)?;
+        match node {
+            LowerNode::Base(stat) => {
+                let range = within(range, stat.size);
+                if range.is_empty() {
+                    return Ok(Vec::new());
+                }
+                let file = self.open(path, stat)?;
+                let extent = HostExtent::in_base(range.len(), file, range.start, path);
+                Ok(vec![extent.expecting(&stat.fingerprint())])
+            }
+            LowerNode::Pre(pre, epoch) => {
+                self.locate_pre(pre, within(range, pre.node.size()), *epoch)
+            }
+        }
     }
 
     /// Where the bytes of `range` of a base file are now, as this epoch shows the file.

@@ -267,27 +267,23 @@ impl Lower {
         self.lookup_by(path, || self.base.stat(path))
     }
 
-    /// The node of an opened directory.
-    ///
-    /// # Errors
-    /// As [`Lower::lookup`].
-    pub fn lookup_dir(&self, opened: &DirLookup<'_>) -> FsResult<Option<(Ino, LowerNode)>> {
-        self.lookup_by(opened.path(), || opened.stat_dir())
-    }
-
     /// The node at `name` in an opened directory; `path` is the path of the name.
     ///
     /// # Errors
     /// As [`Lower::lookup`].
     pub fn lookup_in(
         &self,
-        opened: &DirLookup<'_>,
+        opened: &DirLookup,
         (path, name): (&TreePath, &Name),
     ) -> FsResult<Option<(Ino, LowerNode)>> {
         self.lookup_by(path, || opened.stat(name))
     }
 
-    fn lookup_by(
+    /// As [`Lower::lookup`]; `stat` is what the base has at `path`.
+    ///
+    /// # Errors
+    /// As [`Lower::lookup`].
+    pub(in crate::fs) fn lookup_by(
         &self,
         path: &TreePath,
         stat: impl FnOnce() -> FsResult<BaseStat>,

@@ -121,13 +121,13 @@ fn fits(pattern: &str, text: &str) -> bool {
     }
 }
 
-/// The offsets of the frames of a log; the last entry is their end.
+/// The offsets of the frames of a log; the last entry is their end. Zeros can follow them.
 fn frames(bytes: &[u8]) -> Vec<usize> {
     let mut starts = vec![0];
     while let Some(head) = starts.last().and_then(|at| bytes.get(*at..at + 4)) {
-        let next =
-            starts[starts.len() - 1] + 16 + u32::from_le_bytes(head.try_into().unwrap()) as usize;
-        if next > bytes.len() {
+        let len = u32::from_le_bytes(head.try_into().unwrap()) as usize;
+        let next = starts[starts.len() - 1] + 16 + len;
+        if len == 0 || next > bytes.len() {
             break;
         }
         starts.push(next);

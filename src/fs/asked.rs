@@ -1,5 +1,6 @@
-//! Asks the base before the core lock is taken, so that a base that answers slowly delays only the
-//! requests that need it.
+//! Asks the base for a node or a name before the core lock is taken. So a lookup in a slow base
+//! delays only the requests that need it. A listing, a copy-up and a link that is followed ask for
+//! more, and do so under the lock.
 //!
 //! Always true: an answer counts only while the head shows the same epoch of the base. An apply in
 //! between may have written the node, and the base is asked again, under the lock.

@@ -138,6 +138,7 @@ impl Server {
     /// Counts a request and gives it the context for its log lines.
     pub(super) fn call<'a>(&self, op: Op, request: &Request, name: Option<&'a [u8]>) -> Call<'a> {
         self.counters.count(op);
+        log::trace!("{} node {} for process {}", op.name(), request.node.0, request.pid);
         Call { op, node: request.node, pid: request.pid, name }
     }
 

@@ -414,7 +414,15 @@ impl<T: Serialize> Log<T> {
     /// # Errors
     /// As fstat(2) and ftruncate(2).
     pub fn cut_zeros(&mut self) -> Result<()> {
-        self.roll_back().attempt(|| format!("cut zeros off {}", self.what))
+        self.cut_rest().attempt(|| format!("cut zeros off {}", self.what))
+    }
+
+    fn cut_rest(&mut self) -> std::io::Result<()> {
+        if self.file.metadata()?.len() > self.end {
+            disk::cut(&self.file, self.end)?;
+        }
+        self.zeros_to = self.end;
+        Ok(())
     }
 
     fn write_frame(&mut self) -> Result<()> {
@@ -429,14 +437,19 @@ impl<T: Serialize> Log<T> {
         Ok(())
     }
 
-    /// Cuts off what a failed write left, and zeros. If there is nothing, the file is not touched,
-    /// because a full quota can refuse even that (btrfs).
+    /// Cuts off what a failed write left, or replaces it by zeros. If it left nothing, the file is
+    /// not touched. A full quota can refuse to cut (btrfs), but no write to bytes just written.
     fn roll_back(&mut self) -> std::io::Result<()> {
-        if self.file.metadata()?.len() > self.end {
-            disk::cut(&self.file, self.end)?;
+        let mut left = vec![0; self.buffer.len()];
+        let len = disk::read_at(&self.file, &mut left, self.end)?;
+        left.truncate(len);
+        if left.iter().all(|byte| *byte == 0) {
+            return Ok(());
         }
-        self.zeros_to = self.end;
-        Ok(())
+        self.cut_rest().or_else(|_| {
+            left.fill(0);
+            disk::write_at(&self.file, &left, self.end)
+        })
     }
 
     /// The probe that tells what a failed sync of the file lost.

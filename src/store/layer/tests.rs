@@ -586,3 +586,35 @@ fn a_journal_goes_on_without_zeros_where_there_is_no_room() {
     redo(&mut upper, 0, b"bytes");
     assert!(!behind(&layers, &upper).is_empty());
 }
+
+#[test]
+fn a_failed_write_leaves_the_zeros_that_it_did_not_reach() {
+    let dir = tempfile::tempdir().unwrap();
+    let layers = layers(dir.path());
+    let mut upper = begin(&layers);
+    (0..3).for_each(|_| redo(&mut upper, 0, b"bytes"));
+    let before = behind(&layers, &upper);
+    assert!(!before.is_empty());
+    // A full quota can refuse to cut a file.
+    let failed = failpoint::with("fail:store.write:1:EDQUOT", || upper.record(&resize()));
+    assert!(failed.is_err());
+    assert_eq!(behind(&layers, &upper), before);
+    upper.record(&resize()).unwrap();
+    redo(&mut upper, 0, b"bytes");
+}
+
+#[test]
+fn a_write_that_failed_in_part_is_replaced_by_zeros_where_nothing_can_be_cut() {
+    let dir = tempfile::tempdir().unwrap();
+    let layers = layers(dir.path());
+    let mut upper = begin(&layers);
+    (0..3).for_each(|_| redo(&mut upper, 0, b"bytes"));
+    let before = behind(&layers, &upper);
+    let path = layers.dir_of(LayerId(1)).unwrap().path().join(JOURNAL);
+    let file = std::fs::File::options().write(true).open(path).unwrap();
+    file.write_all_at(b"part", upper.journal_len()).unwrap();
+    let rules = "fail:store.write:1:EDQUOT,fail:store.cut:1:EDQUOT";
+    assert!(failpoint::with(rules, || upper.record(&resize())).is_err());
+    assert_eq!(behind(&layers, &upper), before);
+    upper.record(&resize()).unwrap();
+}

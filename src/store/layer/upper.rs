@@ -366,7 +366,10 @@ impl Upper {
             self.sync_pool(make_room).attempt(|| format!("sync the pool of layer {layer}"))?;
         }
         // A sealed journal ends with its seal.
-        self.journal.cut_zeros()?;
+        match self.journal.cut_zeros() {
+            Err(_) if make_room() => self.journal.cut_zeros()?,
+            cut => cut?,
+        }
         // The name and the message in a seal come from the user.
         self.journal.append_untrusted(mark)?;
         if self.durable {

@@ -59,8 +59,8 @@ impl Asked {
     }
 
     /// The directory that was asked for, open for its names.
-    pub(in crate::fs) fn into_dir(self) -> Option<DirLookup> {
-        self.0?.dir
+    pub(in crate::fs) fn into_dir(self, lower: &Arc<Lower>) -> Option<DirLookup> {
+        self.0.filter(|answers| Arc::ptr_eq(&answers.lower, lower))?.dir
     }
 }
 

@@ -79,7 +79,7 @@ fn negotiate(config: &mut KernelConfig, writeback: bool) -> Negotiated {
     if !waits_for_locks {
         log::warn!(
             "this kernel is newer than Linux 6.18, or its version is unknown: a lookup or rename \
-             during a restore may leave an pending name in the kernel's cache"
+             during a restore may leave an outdated name in the kernel's cache"
         );
     }
     for (flag, without) in WANTED {

@@ -43,7 +43,11 @@ impl Session {
             let more: Vec<_> = (1..threads)
                 .map(|number| {
                     let name = format!("jailfs-serve-{number}");
-                    Builder::new().name(name).spawn_scoped(scope, || self.serve())
+                    Builder::new().name(name).spawn_scoped(scope, || self.serve()).inspect_err(
+                        |error| {
+                            log::warn!("cannot start a serving thread: {error}");
+                        },
+                    )
                 })
                 .collect();
             let mut served = self.serve();

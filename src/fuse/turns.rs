@@ -41,6 +41,9 @@ impl Turns {
         while !state.has_ended {
             if !state.has_reader {
                 state.has_reader = true;
+                if !state.has_watcher {
+                    self.spares.notify_one();
+                }
                 return true;
             }
             if state.has_watcher {
@@ -88,7 +91,6 @@ impl Turns {
             taken = state.taken;
         }
         (state.has_watcher, state.is_calm) = (false, false);
-        self.spares.notify_one();
     }
 }
 

@@ -67,7 +67,8 @@ impl Fs {
         }
         let (mut core, asked) = self.core_for_dir(id);
         let (dir, lower, seen) = core.live_dir(id, &asked)?;
-        let opened = asked.into_dir().filter(|opened| Some(opened.path()) == lower.as_ref());
+        let opened =
+            asked.into_dir(&core.lower).filter(|opened| Some(opened.path()) == lower.as_ref());
         let opened =
             opened.or_else(|| lower.as_ref().map(|path| core.lower.base().lookup_in(path)));
         core.check_dir(lower.as_ref())?;

@@ -398,7 +398,7 @@ impl<'a> Fields<'a> {
         Ok((self.offset()?, self.u32()?))
     }
 
-    /// The begin of a request with a handle, an offset or cookie, and a size.
+    /// The beginning of a request with a handle, an offset or cookie, and a size.
     fn range(&mut self) -> Parsed<(u64, u32)> {
         let _handle = self.u64()?;
         Ok((self.u64()?, self.u32()?))

@@ -182,12 +182,18 @@ pub fn scan_torn<T: DeserializeOwned>(
     let mut ends = Vec::new();
     let mut reader = Reader::new(bytes.view(), what);
     let mut at = 0;
-    while let Some((payload, next)) = reader.frame(at, ends.len() as u64)? {
-        see(ends.len(), payload, at)?;
-        ends.push(next);
-        at = next;
-    }
-    let behind = log::read_behind(reader.rest(at)?, at, ends.len(), what)?;
+    let behind = loop {
+        while let Some((payload, next)) = reader.frame(at, ends.len() as u64)? {
+            see(ends.len(), payload, at)?;
+            ends.push(next);
+            at = next;
+        }
+        let behind = log::read_behind(reader.rest(at)?, at, ends.len(), what)?;
+        // The process that writes the log may have replaced zeros since they were read.
+        if behind.is_empty() || reader.frame(at, ends.len() as u64)?.is_none() {
+            break behind;
+        }
+    };
     Ok((Frames { bytes, what: what.to_owned(), ends, records: PhantomData }, behind))
 }
 

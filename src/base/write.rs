@@ -165,12 +165,6 @@ impl WriteDir<'_> {
         Ok(Name::new(format!("{STAGE}{:016x}", unlikely_number()).as_bytes())?)
     }
 
-    /// Whether `name` is of the form that [`WriteDir::stage_name`] returns.
-    pub fn is_stage_name(name: &Name) -> bool {
-        let number = name.as_bytes().strip_prefix(STAGE.as_bytes());
-        number.is_some_and(|number| number.len() == 16 && number.iter().all(u8::is_ascii_hexdigit))
-    }
-
     /// Creates a directory. Its mode is `mode` minus the umask until
     /// [`WriteDir::set_attributes`] is called.
     ///

@@ -90,8 +90,8 @@ fn quoted(paths: &BTreeSet<TreePath>) -> String {
     quoted.join(", ")
 }
 
-/// Makes the base equal to `images`, which an apply after the applies `before` recorded. If that
-/// ends, records what the base has since.
+/// Makes the base equal to `images`, which an apply after the applies `before` recorded with the
+/// names `stages`. If that ends, records what the base has since.
 ///
 /// # Errors
 /// Those of the store, and those of the base that concern no single path.
@@ -99,7 +99,7 @@ pub(in crate::timeline) fn roll_back(
     store: &Arc<Store>,
     base: &Arc<Base>,
     layer: &mut Upper,
-    images: Images,
+    (images, stages): (Images, &Stages),
     before: &PreHistory,
     claims: &mut Claims,
 ) -> Result<Rollback> {
@@ -107,16 +107,15 @@ pub(in crate::timeline) fn roll_back(
     let mut failed = unreadable(base, &images);
     let readable: Images =
         images.iter().filter(|(path, _)| !failed.contains_key(path)).cloned().collect();
-    let stages = Stages::of(&readable);
     // This comes before the first change: removing one name of a file changes the change time under
     // all its names.
     let attempt = || "look at the base";
     let DoubtfulPaths { mut foreign, lost } =
-        claims.renew_lost(layer, base, &readable, &stages).attempt(attempt)?;
+        claims.renew_lost(layer, base, &readable, stages).attempt(attempt)?;
     foreign.extend(lost_in_place(base, &readable).attempt(attempt)?);
     failed.extend(stages.remove_left(base));
     let restore = Restore::new(store, base, before, &readable)?;
-    let (written, unwritten) = restore.write(layer, &stages, claims, &mut foreign)?;
+    let (written, unwritten) = restore.write(layer, stages, claims, &mut foreign)?;
     failed.extend(unwritten);
     if let Some(remaining) = remaining(base, &failed) {
         let others = Exceptions { foreign, failed: Failures::new(), doubtful: lost };
@@ -385,6 +384,7 @@ pub(in crate::timeline) fn resume(
         layer.sync().map_err(during)?;
         return Ok(None);
     };
+    let stages = Stages::of(&contents).map_err(during)?;
     let mut claims = Claims::of(&contents, store.writer())?;
     // The reopened journal ends before the claims whose sync failed.
     for lost in contents.unsynced.iter().filter(|record| matches!(record, Record::Left(_))) {
@@ -392,7 +392,8 @@ pub(in crate::timeline) fn resume(
     }
     drop(contents);
     let before = read_history(store).map_err(during)?;
-    match roll_back(store, base, &mut layer, images, &before, &mut claims).map_err(during)? {
+    let recorded = (images, &stages);
+    match roll_back(store, base, &mut layer, recorded, &before, &mut claims).map_err(during)? {
         Rollback::Unfinished(remaining) => Ok(Some(remaining)),
         Rollback::Ended(_, exceptions) => {
             seal_unused(store, &mut layer, ROLLED_BACK).map_err(during)?;

@@ -1,15 +1,17 @@
 //! Chooses names for staged content, and opens directories whose mode denies access to their owner.
 //!
-//! Always true: before anything is written, each name for staging is recorded as a pre-image of a
-//! path that does not exist. So readers, who look through the pre-images, never see staged content.
-//! And a rollback can tell it from a file that a user gave such a name.
+//! Always true: before anything is written, each name for staging is recorded twice: as a pre-image
+//! of a path that does not exist, and as a path at which the apply will leave nothing. So readers,
+//! who look through the pre-images, never see staged content. And a rollback can tell it from what
+//! the apply writes for an agent that chose such a name.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::base::{Base, BaseWriter, WriteDir};
-use crate::error::{FsError, FsResult, if_exists};
+use crate::error::{FsError, FsResult, Result, if_exists};
 use crate::fs::{Found, State};
-use crate::timeline::apply::pre_images::Images;
+use crate::store::layer::{LayerContents, Upper};
+use crate::store::record::{Left, Record};
 use crate::types::{FileKind, Name, TreePath};
 
 /// How many names are tried in one directory.
@@ -31,11 +33,28 @@ impl Stages {
         Ok(Stages(names))
     }
 
-    /// The names that an apply recorded in its pre-images.
-    pub(in crate::timeline) fn of(images: &Images) -> Stages {
-        let staged =
-            images.iter().filter(|(_, image)| image.is_none()).filter_map(|(path, _)| path.split());
-        Stages(staged.filter(|(_, name)| WriteDir::is_stage_name(name)).collect())
+    /// Records the names in the layer of an apply, before its pre-images are said to be complete.
+    ///
+    /// # Errors
+    /// Those of writing the store.
+    pub(in crate::timeline) fn record(&self, layer: &mut Upper) -> Result<()> {
+        self.paths().try_for_each(|path| layer.record(&Record::Left(Left { path, print: None })))
+    }
+
+    /// The names that an apply recorded in its layer.
+    ///
+    /// # Errors
+    /// Damage.
+    pub(in crate::timeline) fn of(contents: &LayerContents) -> Result<Stages> {
+        let mut names = BTreeMap::new();
+        for record in contents.records() {
+            match record? {
+                Record::Left(Left { path, print: None }) => names.extend(path.split()),
+                Record::Synced => break,
+                _ => {}
+            }
+        }
+        Ok(Stages(names))
     }
 
     /// The name in a directory.

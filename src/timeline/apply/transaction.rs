@@ -132,9 +132,9 @@ impl Timeline {
         &self,
         transaction: &mut Transaction,
     ) -> std::result::Result<(PreImages, Option<String>), UnfinishedRollback> {
-        let Transaction { layer, epoch, earlier, images, claims, .. } = transaction;
-        let images = std::mem::take(images);
-        match roll_back(self.store(), self.base(), layer, images, earlier, claims) {
+        let Transaction { layer, epoch, earlier, images, stages, claims, .. } = transaction;
+        let recorded = (std::mem::take(images), &*stages);
+        match roll_back(self.store(), self.base(), layer, recorded, earlier, claims) {
             Ok(Rollback::Ended(images, exceptions)) => Ok((*images, exceptions)),
             Ok(Rollback::Unfinished(remaining)) => {
                 Err(UnfinishedRollback::new(layer.layer(), *epoch, remaining))
@@ -200,6 +200,7 @@ fn record_pre_images(layer: &mut Upper, plan: &Plan) -> Result<(TouchedPaths, St
     }
     let images =
         pre_images::record(layer, &plan.from, found).attempt(|| "record the pre-images")?;
+    stages.record(layer)?;
     layer.sync()?;
     Ok((touched, stages, images))
 }

@@ -647,6 +647,30 @@ fn files_named_like_staged_content_belong_to_their_owner() {
     assert_eq!(in_the_base(&place), all);
 }
 
+/// A read that began before an apply of another head goes on by what the apply replaced.
+#[test]
+fn a_read_in_a_fork_during_an_apply_of_another_head_has_its_bytes() {
+    let files = [("replaced", "old"), ("rewritten", "old"), ("removed", "old")];
+    let place = Place::with_links(&files, &[("rewritten", "other name")]);
+    place.ask(Request::Fork { names: vec!["fork".to_owned()], from: None });
+    let fork = place.sandbox().head("fork").unwrap();
+    let plans: Vec<_> = ["replaced", "rewritten", "removed"]
+        .into_iter()
+        .map(|path| {
+            let id = fork.fs().lookup(NodeId::ROOT, &name(path)).unwrap().id;
+            (path, id, fork.fs().read(id, 0, 100).unwrap())
+        })
+        .collect();
+    place.put("replaced", "new and longer");
+    place.put("rewritten", "new and longer");
+    place.rm("removed");
+    assert_eq!(place.apply(&[]).unwrap(), Vec::<String>::new());
+    for (path, id, plan) in plans {
+        assert_eq!(fork.fs().read_by(plan, id, 0, 100).as_deref(), Ok(&b"old"[..]), "{path}");
+        assert_eq!(fork.fs().base_problems(), [], "{path}");
+    }
+}
+
 #[test]
 fn staged_content_is_not_visible_in_the_mount() {
     let place = Place::new(&[("here/f", "old")]);

@@ -42,20 +42,19 @@ impl Server {
             return self.snapdir_read(call, offset, size, reply);
         }
         // Limited to what INIT negotiated, because the reply is assembled in memory.
-        let plan = match self.fs.read(request.node, offset, size.min(init::MAX_REQUEST).into()) {
+        let (node, size) = (request.node, size.min(init::MAX_REQUEST).into());
+        let plan = match self.fs.read(node, offset, size) {
             Ok(plan) => plan,
             Err(error) => {
                 reply.error(call.refuse(&error));
                 return self.invalidate_drifted();
             }
         };
-        match plan.read(true) {
-            Ok(Some(bytes)) => reply.data(&bytes),
-            Err(error) => reply.error(call.refuse(&error)),
-            Ok(None) => self.workers.run(move || {
-                call.reply_data(plan.read(false).map(Option::unwrap_or_default), reply);
-            }),
+        if let Ok(Some(bytes)) = plan.read(true) {
+            return reply.data(&bytes);
         }
+        let fs = Arc::clone(&self.fs);
+        self.workers.run(move || call.reply_data(fs.read_by(plan, node, offset, size), reply));
     }
 
     /// WRITE, from write(2) or from the page cache.

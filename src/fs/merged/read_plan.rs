@@ -29,6 +29,11 @@ impl ReadPlan {
         ReadPlan { ready: Some(bytes), ..ReadPlan::new(Vec::new(), lower, guard) }
     }
 
+    /// The base, as the plan reads it.
+    pub(in crate::fs) fn lower(&self) -> &Arc<Lower> {
+        &self.lower
+    }
+
     /// The number of bytes that the read returns.
     pub fn len(&self) -> u64 {
         match &self.ready {

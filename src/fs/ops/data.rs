@@ -8,6 +8,7 @@ use crate::fs::edits::Touch;
 use crate::fs::merged::data_ranges::{Plan, first_data};
 use crate::fs::merged::extent_reader;
 use crate::fs::merged::extent_reader::{HostExtent, SeekTo};
+use crate::fs::merged::lower::Lower;
 use crate::fs::merged::read_plan::ReadPlan;
 use crate::fs::ops::privileges::{PrivilegeBits, clear_capabilities};
 use crate::fs::ops::writable::Writable;
@@ -87,14 +88,40 @@ impl Fs {
         let (lower, guard) = (Arc::clone(&core.lower), core.lower.reading());
         let range = ByteRange::at(offset, len);
         let extents = match target {
-            // The lower never changes, so a file of the base is opened without the lock.
+            // A lower never changes, so a file of the base is opened without the lock. If an apply
+            // wrote the file meanwhile, the head has another lower by now.
             Target::Base(_, path, node) => {
                 drop(core);
-                lower.plan(&path, &node, range)?
+                let planned = lower.plan(&path, &node, range);
+                if planned.is_err() && !self.reads_through(&lower) {
+                    return self.read(id, offset, len);
+                }
+                planned?
             }
             target => core.plan_of(&target, range)?,
         };
         Ok(ReadPlan::new(extents, lower, guard))
+    }
+
+    /// Reads by a plan that [`Fs::read`] made with the same arguments. If an apply wrote the base
+    /// meanwhile, reads by a new plan.
+    ///
+    /// # Errors
+    /// As [`Fs::read`] and [`ReadPlan::read`].
+    pub fn read_by(&self, plan: ReadPlan, id: NodeId, offset: u64, len: u64) -> FsResult<Vec<u8>> {
+        let (read, lower) = (plan.read(false), Arc::clone(plan.lower()));
+        drop(plan);
+        match read {
+            Err(_) if !self.reads_through(&lower) => {
+                self.read_by(self.read(id, offset, len)?, id, offset, len)
+            }
+            read => Ok(read?.unwrap_or_default()),
+        }
+    }
+
+    /// Whether this is how the head reads the base now. An apply changes that before it writes.
+    fn reads_through(&self, lower: &Arc<Lower>) -> bool {
+        Arc::ptr_eq(&self.core().lower, lower)
     }
 
     /// Writes bytes into a file.
@@ -267,10 +294,8 @@ impl Fs {
             return Ok(hole.len());
         }
         let Some(data) = data else { return Ok(0) };
-        let plan = self.read(from, at, data.len())?;
-        let bytes = plan.read(false)?.unwrap_or_default();
-        // Making room on a full disk waits until this read guard is dropped.
-        drop(plan);
+        // Making room on a full disk waits for all readers, so this read ends before the write.
+        let bytes = self.read_by(self.read(from, at, data.len())?, from, at, data.len())?;
         if !bytes.is_empty() {
             self.write(to, into, &bytes, privileges)?;
         }

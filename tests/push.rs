@@ -31,6 +31,8 @@ mod hostile;
 mod partner;
 #[path = "push/round_trip.rs"]
 mod round_trip;
+#[path = "push/thin.rs"]
+mod thin;
 
 use std::path::Path;
 use std::process::{Command, Output};

@@ -11,7 +11,7 @@ use crate::store::archive::{Chunk, ChunkSink};
 const BLOCK: usize = HOLE_BLOCK as usize;
 
 /// Takes the pieces of a file, and its chunks.
-pub(super) trait PieceSink {
+pub(in crate::timeline) trait PieceSink {
     /// Takes the next piece, and the bytes of a chunk.
     fn piece(&mut self, piece: Piece, chunk: Option<Chunk<'_>>) -> Result<()>;
 }

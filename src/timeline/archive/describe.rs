@@ -221,7 +221,7 @@ impl Walk<'_> {
 }
 
 /// Cuts the content of a file into pieces. `path` names it in errors.
-pub(super) fn cut(
+pub(in crate::timeline) fn cut(
     state: &State,
     found: &Found,
     size: u64,
@@ -256,7 +256,7 @@ impl PieceSink for ContentDigest {
 ///
 /// # Errors
 /// The file cannot be read.
-pub fn content_digest(state: &State, found: &Found, size: u64, path: &TreePath) -> Result<Digest> {
+fn content_digest(state: &State, found: &Found, size: u64, path: &TreePath) -> Result<Digest> {
     let mut digest = ContentDigest::default();
     cut(state, found, size, path, &mut digest)?;
     Ok(digest.finish())
@@ -264,7 +264,10 @@ pub fn content_digest(state: &State, found: &Found, size: u64, path: &TreePath) 
 
 /// The digest of what says where the content of a file is. Two files with the same one have the
 /// same content.
-fn record_digest(state: &State, found: &Found) -> std::result::Result<Digest, FsError> {
+pub(in crate::timeline) fn record_digest(
+    state: &State,
+    found: &Found,
+) -> std::result::Result<Digest, FsError> {
     let (node, extents) = state.record(found)?;
     let Body::File { size, origin } = &node.body else { return Err(FsError::Invalid) };
     let epoch = extents.iter().any(|(_, source)| source.is_base()).then(|| state.lower.epoch());
@@ -273,7 +276,10 @@ fn record_digest(state: &State, found: &Found) -> std::result::Result<Digest, Fs
 }
 
 /// The path of the file in the base that has all of the content of a file, and nothing else.
-fn base_path(state: &State, found: &Found) -> std::result::Result<Option<TreePath>, FsError> {
+pub(in crate::timeline) fn base_path(
+    state: &State,
+    found: &Found,
+) -> std::result::Result<Option<TreePath>, FsError> {
     let (node, extents) = match found {
         Found::Base(_, path, LowerNode::Base(_)) => return Ok(Some(path.clone())),
         Found::Upper(..) => state.record(found)?,

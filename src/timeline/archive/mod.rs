@@ -12,7 +12,9 @@ mod edits;
 #[cfg(test)]
 mod tests;
 
+pub(in crate::timeline) use content::PieceSink;
+pub use describe::Describer;
 #[cfg(test)]
 use describe::describe;
-pub use describe::{Describer, content_digest};
+pub(in crate::timeline) use describe::{base_path, cut, record_digest};
 pub use edits::describe_edits;

@@ -57,6 +57,7 @@ impl Old {
 }
 
 /// Content that was received.
+#[derive(Default)]
 pub(super) struct Content {
     pub(super) extents: Extents,
     /// Whether it is that of the file that stands there now.
@@ -170,6 +171,12 @@ impl<'a, 'b> Receiving<'a, 'b> {
         let Some(old) = self.old.filter(|old| old.size == size) else { return false };
         self.content.extents.clone_from(&old.extents);
         true
+    }
+
+    /// Takes content that an earlier state of the same import has stored.
+    pub(super) fn take(&mut self, stored: &Extents) {
+        self.content.is_same &= self.old.is_some_and(|old| old.extents == *stored);
+        self.content.extents.clone_from(stored);
     }
 
     /// Takes a range that the archive has as a hole.

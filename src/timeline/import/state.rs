@@ -23,13 +23,13 @@ use super::builder::{Builder, Dir};
 use super::content::{Content, Old, Receiving};
 use super::place::{self, Placed, Wanted, of_fs};
 use crate::error::{self, Attempt, Error, FsError, Result};
-use crate::fs::{Found, MAX_FILE_SIZE, State};
+use crate::fs::{Extents, Found, MAX_FILE_SIZE, State};
 use crate::store::archive::bytes::{self, Input, cut_off};
 use crate::store::archive::edits::{Edits, MAX_EDITS};
-use crate::store::archive::tree_blob::{Attributes, Event, Piece, TreeReader};
-use crate::store::archive::{Digest, Flaw};
+use crate::store::archive::tree_blob::{Attributes, ContentDigest, Event, Piece, TreeReader};
+use crate::store::archive::{Chunk, Digest, Flaw};
 use crate::store::record::Seal;
-use crate::timeline::archive::content_digest;
+use crate::timeline::archive::{PieceSink, base_path, cut, record_digest};
 use crate::tree::{Body, Meta, Tree};
 use crate::types::{ByteRange, FileKind, Ino, Name, Timestamp, TreePath};
 
@@ -136,10 +136,31 @@ struct Walk<'a, 'b> {
     unrecorded: HashMap<Ino, TreePath>,
     /// The base alone, for a thin description.
     base: State,
+    relied: &'a mut Relied,
     /// The first files of the base that are others than the description relies on, and their
     /// number.
     unlike: Vec<String>,
     unlike_count: u64,
+}
+
+/// The files of the base that a pull has read, by the digest of the record. A file that another
+/// program has changed meanwhile has another record, so it is read again.
+#[derive(Default)]
+pub(super) struct Relied(HashMap<Digest, ReliedFile>);
+
+/// A file of the base that was read.
+struct ReliedFile {
+    /// The digest of its content.
+    digest: Digest,
+    /// Where the pull has stored all of its content, if it has.
+    stored: Option<Extents>,
+}
+
+/// Computes the digest of a file of the base, and stores the same bytes on the way.
+struct ReadOnce<'r, 'a, 'b> {
+    digest: ContentDigest,
+    to: Option<&'r mut Receiving<'a, 'b>>,
+    at: u64,
 }
 
 /// A file that gets its content: its place, the file there before, and its node.
@@ -150,12 +171,17 @@ struct NewFile<'p> {
     is_reused: bool,
 }
 
-/// Puts the entries of a state into the tree.
+/// Puts the entries of a state into the tree. `relied` has the files of the base that the pull has
+/// read for the states before.
 ///
 /// # Errors
 /// The stream is malformed, a chunk has other bytes than its name says, or a limit is exceeded;
 /// those of the sender, the store and the base. They name the entry.
-pub(super) fn add_all<R: Read>(builder: &mut Builder<'_>, incoming: Incoming<R>) -> Result<()> {
+pub(super) fn add_all<R: Read>(
+    builder: &mut Builder<'_>,
+    incoming: Incoming<R>,
+    relied: &mut Relied,
+) -> Result<()> {
     let Incoming(mut stream) = incoming;
     let base = State { tree: Tree::new(), lower: Arc::clone(&builder.state.lower) };
     let mut walk = Walk {
@@ -164,6 +190,7 @@ pub(super) fn add_all<R: Read>(builder: &mut Builder<'_>, incoming: Incoming<R>)
         nodes: Vec::new(),
         unrecorded: HashMap::new(),
         base,
+        relied,
         unlike: Vec::new(),
         unlike_count: 0,
     };
@@ -340,43 +367,62 @@ impl Walk<'_, '_> {
         let path = self.path(&name);
         let file = self.begin_file((&path, name), attributes, size)?;
         let there = self.base.resolve(base).map_err(|error| of_fs(path.as_bytes(), error))?;
-        if let Some(why) = self.unlike(&there, base, size, digest)? {
+        let (content, unlike) = match self.base.kind_and_size(&there) {
+            None => (Content::default(), Some("is missing")),
+            Some((FileKind::File, found)) if found == size => {
+                let (content, found) = self
+                    .rely(&file, (base, &there), size)
+                    .map_err(|error| error.during(format!("import entry '{path}'")))?;
+                (content, (found != digest).then_some("has other content"))
+            }
+            Some((FileKind::File, _)) => (Content::default(), Some("has another size")),
+            Some(_) => (Content::default(), Some("is no file")),
+        };
+        if let Some(why) = unlike {
             self.unlike_count += 1;
             if self.unlike.len() < MAX_NAMED {
                 self.unlike.push(format!("'{base}' {why}"));
             }
         }
-        // After a difference, only the names of the rest count.
-        let is_right = self.unlike.is_empty();
-        let stands = matches!(&file.placed.found, Found::Base(_, found, _) if found == base);
-        let mut receiving = Receiving::new(self.builder, file.ino, file.old.as_ref(), size);
-        if stands {
-            receiving.keep(size);
-        } else if is_right {
-            copy(&mut receiving, (&self.base, &there), size)
-                .map_err(|error| error.during(format!("import entry '{path}'")))?;
-        }
-        let content = receiving.finish()?;
         self.end_file(&path, file, (size, content))
     }
 
-    /// Why a file of the base is another one than a description relies on.
-    fn unlike(
-        &self,
-        there: &Found,
-        base: &TreePath,
+    /// Takes the content of the file `there` of the base, and returns its digest, which is that of
+    /// the bytes that are stored. The caller refuses the state if it is another one.
+    fn rely(
+        &mut self,
+        file: &NewFile<'_>,
+        (base, there): (&TreePath, &Found),
         size: u64,
-        digest: Digest,
-    ) -> Result<Option<&'static str>> {
-        match self.base.kind_and_size(there) {
-            None => Ok(Some("is missing")),
-            Some((FileKind::File, found)) if found == size => {
-                let found = content_digest(&self.base, there, size, base)?;
-                Ok((found != digest).then_some("has other content"))
-            }
-            Some((FileKind::File, _)) => Ok(Some("has another size")),
-            Some(_) => Ok(Some("is no file")),
+    ) -> Result<(Content, Digest)> {
+        let attempt = || "read the base";
+        let record = record_digest(&self.base, there).attempt(attempt)?;
+        let relies_on = match &file.old {
+            Some(old) => base_path(&self.builder.state, &old.found).attempt(attempt)?,
+            None => None,
+        };
+        let stands = relies_on.as_ref() == Some(base);
+        // After a difference, only the names of the rest count.
+        let copies = !stands && self.unlike.is_empty();
+        let mut receiving = Receiving::new(self.builder, file.ino, file.old.as_ref(), size);
+        if stands {
+            receiving.keep(size);
         }
+        if let Some(known) = self.relied.0.get(&record)
+            && (!copies || known.stored.is_some())
+        {
+            known.stored.iter().filter(|_| copies).for_each(|stored| receiving.take(stored));
+            return Ok((receiving.finish()?, known.digest));
+        }
+        let to = copies.then_some(&mut receiving);
+        let mut once = ReadOnce { digest: ContentDigest::default(), to, at: 0 };
+        cut(&self.base, there, size, base, &mut once)?;
+        let (digest, content) = (once.digest.finish(), receiving.finish()?);
+        // Extents of a base file belong to the file that stands there.
+        let is_stored = copies && !content.extents.iter().any(|(_, source)| source.is_base());
+        let stored = is_stored.then(|| content.extents.clone());
+        self.relied.0.insert(record, ReliedFile { digest, stored });
+        Ok((content, digest))
     }
 
     /// Notes the node of a new entry that can have further names.
@@ -439,17 +485,19 @@ pub(super) fn check_size(path: &TreePath, size: u64) -> Result<()> {
     Err(bad(path.as_bytes(), why))
 }
 
-/// Copies the content of a file of the base.
-fn copy(to: &mut Receiving<'_, '_>, (base, found): (&State, &Found), size: u64) -> Result<()> {
-    let attempt = || "read the base";
-    let mut at = 0;
-    for range in base.data(found) {
-        let range = range.attempt(attempt)?;
-        to.hole(ByteRange { start: at, end: range.start }).attempt(attempt)?;
-        to.piece(range.start, &base.read_range(found, range).attempt(attempt)?)?;
-        at = range.end;
+impl PieceSink for ReadOnce<'_, '_, '_> {
+    fn piece(&mut self, piece: Piece, chunk: Option<Chunk<'_>>) -> Result<()> {
+        self.digest.add(&piece);
+        let at = self.at;
+        self.at += piece.len();
+        match (&mut self.to, chunk) {
+            (None, _) => Ok(()),
+            (Some(to), Some(chunk)) => to.piece(at, chunk.bytes()),
+            (Some(to), None) => {
+                to.hole(ByteRange::at(at, piece.len())).attempt(|| "compare the content")
+            }
+        }
     }
-    to.hole(ByteRange { start: at, end: size }).attempt(attempt)
 }
 
 /// Receives the content of a file for the node `ino`. `old` stands there now.

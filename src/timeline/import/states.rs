@@ -5,7 +5,7 @@
 
 use super::builder::Builder;
 use super::edits::receive_edits;
-use super::state::{self, Incoming};
+use super::state::{self, Incoming, Relied};
 use super::{Archives, Limits, Received, purge, write_edits};
 use crate::error::{Attempt, Error, Result};
 use crate::fs::State;
@@ -58,6 +58,7 @@ impl Timeline {
         received: &mut Received,
     ) -> Result<()> {
         let mut before = self.state_of(received.target)?;
+        let mut relied = Relied::default();
         while archives.next()? {
             if received.edits.is_some() {
                 return Err(Error::damage("read the state", "a state after the edits"));
@@ -66,7 +67,12 @@ impl Timeline {
             let kind = LayerKind::Branches;
             let mut layer = self.store().create_layer(below, head, epoch, kind)?;
             let id = layer.layer();
-            let made = self.receive_state(&mut layer, &before, archives, &mut limits, received);
+            let made = self.receive_state(
+                (&mut layer, &before),
+                archives,
+                (&mut limits, &mut relied),
+                received,
+            );
             let made = made.and_then(|(after, seal)| {
                 let seal = seal.unwrap_or_else(|| automatic(format!("pull {name}")));
                 self.seal_received(&mut layer, seal, (head, below), received).map(|()| after)
@@ -86,10 +92,9 @@ impl Timeline {
     /// the state as it was before.
     fn receive_state(
         &self,
-        layer: &mut Upper,
-        before: &State,
+        (layer, before): (&mut Upper, &State),
         archives: &mut dyn Archives,
-        limits: &mut Limits,
+        (limits, relied): (&mut Limits, &mut Relied),
         received: &mut Received,
     ) -> Result<(State, Option<Seal>)> {
         let mut builder = Builder::new(before.clone(), self.store(), layer, *limits);
@@ -104,7 +109,7 @@ impl Timeline {
                 return Ok((before.clone(), None));
             }
         };
-        state::add_all(&mut builder, incoming)?;
+        state::add_all(&mut builder, incoming, relied)?;
         archives.finish()?;
         purge::unseen(&mut builder).attempt(|| "remove what the state does not have")?;
         // The space on the disk is that of all states together.

@@ -13,6 +13,8 @@
     reason = "a failure is what a test is for"
 )]
 
+#[path = "push/crash.rs"]
+mod crash;
 #[path = "push/cuts.rs"]
 mod cuts;
 #[expect(dead_code, reason = "each test file uses another part of this")]
@@ -31,6 +33,8 @@ mod hostile;
 mod partner;
 #[path = "push/round_trip.rs"]
 mod round_trip;
+#[path = "common/states.rs"]
+mod states;
 #[path = "push/thin.rs"]
 mod thin;
 

@@ -29,6 +29,8 @@ mod harness;
 mod history;
 #[path = "push/hostile.rs"]
 mod hostile;
+#[path = "push/hostile_history.rs"]
+mod hostile_history;
 #[path = "registry/partner.rs"]
 mod partner;
 #[path = "push/round_trip.rs"]

@@ -1,7 +1,5 @@
 //! Pulls an artifact: first the description, then the chunks that are missing here.
 
-use std::collections::HashSet;
-
 use super::cache::Cache;
 use super::manifest::Artifact;
 use super::packs::{Packs, Wanted};
@@ -194,15 +192,20 @@ impl<'a> Pull<'a> {
     pub fn fetch(&mut self, meter: &Meter<'_>) -> Result<()> {
         let present = self.present.map_or(0, |number| number);
         let pasts = self.history().get(present..).unwrap_or_default();
-        let blobs: HashSet<ChunkRef> = pasts.iter().flat_map(Past::blob_chunks).copied().collect();
-        self.fetch_chunks(blobs.into_iter(), meter)?;
-        let mut streams: HashSet<ChunkRef> = self.blob.chunks().iter().copied().collect();
-        for past in self.missing() {
-            streams.extend(past.blob(&self.spool)?.chunks());
+        let mut wanted = Wanted::new();
+        for past in pasts {
+            let noted = self.want(past.blob_chunks(), &mut wanted);
+            noted.map_err(|error| error.during(past.label()))?;
         }
-        streams.extend(self.present_blob()?.iter().flat_map(TreeBlob::chunks));
-        streams.extend(self.edits.iter().flat_map(|edits| edits.files.chunks()));
-        self.fetch_chunks(streams.into_iter(), meter)?;
+        self.packs.fetch(self.repository, &wanted, &mut self.spool, meter)?;
+        let mut wanted = Wanted::new();
+        for past in self.history().get(present..).unwrap_or_default() {
+            let noted = self.want(past.blob(&self.spool)?.chunks(), &mut wanted);
+            noted.map_err(|error| error.during(past.label()))?;
+        }
+        self.want(self.blob.chunks(), &mut wanted)?;
+        self.edits.iter().try_for_each(|edits| self.want(edits.files.chunks(), &mut wanted))?;
+        self.packs.fetch(self.repository, &wanted, &mut self.spool, meter)?;
         let (spool, packs) = (&self.spool, &self.packs);
         let mut wanted = Wanted::new();
         let mut note = |event| match event {
@@ -227,16 +230,10 @@ impl<'a> Pull<'a> {
         self.packs.fetch(self.repository, &wanted, &mut self.spool, meter)
     }
 
-    fn fetch_chunks(
-        &mut self,
-        chunks: impl Iterator<Item = ChunkRef>,
-        meter: &Meter<'_>,
-    ) -> Result<()> {
-        let mut wanted = Wanted::new();
-        for chunk in chunks.filter(|chunk| !self.spool.has(&chunk.digest)) {
-            self.packs.want(&chunk, &mut wanted)?;
-        }
-        self.packs.fetch(self.repository, &wanted, &mut self.spool, meter)
+    /// Notes the frames of the chunks that are missing.
+    fn want(&self, chunks: &[ChunkRef], wanted: &mut Wanted) -> Result<()> {
+        let mut missing = chunks.iter().filter(|chunk| !self.spool.has(&chunk.digest));
+        missing.try_for_each(|chunk| self.packs.want(chunk, wanted))
     }
 
     /// Writes the states that the sandbox lacks: the checkpoints, and the pulled state unless it is

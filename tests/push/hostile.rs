@@ -16,7 +16,7 @@ use super::partner::Partner;
 const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 
 /// An artifact as bytes.
-struct Forged {
+pub(super) struct Forged {
     pack: Vec<u8>,
     index: (u64, usize),
     pack_name: Digest,
@@ -24,6 +24,8 @@ struct Forged {
     entries: u64,
     /// The edits, and their number.
     edits: Option<(Vec<u8>, u64)>,
+    /// The history, and the number of its checkpoints.
+    pub(super) history: Option<(Vec<u8>, u64)>,
 }
 
 /// The attributes of a node: mode 0644 or 0755, owner 0, and three times.
@@ -32,7 +34,7 @@ fn attributes(out: &mut Vec<u8>) {
     out.extend([0; 2 + 6 + 1]);
 }
 
-fn file(out: &mut Vec<u8>, name: &[u8], size: u64) {
+pub(super) fn file(out: &mut Vec<u8>, name: &[u8], size: u64) {
     out.push(2);
     put_bytes(out, name);
     attributes(out);
@@ -40,7 +42,7 @@ fn file(out: &mut Vec<u8>, name: &[u8], size: u64) {
 }
 
 /// A stream with these bytes in the root directory.
-fn stream(entries: impl FnOnce(&mut Vec<u8>)) -> Vec<u8> {
+pub(super) fn stream(entries: impl FnOnce(&mut Vec<u8>)) -> Vec<u8> {
     let mut out = b"jailfs-tree   1\n".to_vec();
     out.push(1);
     put_bytes(&mut out, b"");
@@ -51,7 +53,7 @@ fn stream(entries: impl FnOnce(&mut Vec<u8>)) -> Vec<u8> {
 }
 
 /// The tree blob of a stream.
-fn blob_of(stream: &[u8], entries: u64) -> Vec<u8> {
+pub(super) fn blob_of(stream: &[u8], entries: u64) -> Vec<u8> {
     let mut blob = b"jailfs-state  1\n".to_vec();
     put_number(&mut blob, entries);
     put_number(&mut blob, 1);
@@ -65,7 +67,7 @@ fn forge(stream: &[u8], entries: u64) -> Forged {
 }
 
 /// An artifact whose state is the first stream, with the chunks of all of them.
-fn forge_with(streams: &[&[u8]], entries: u64) -> Forged {
+pub(super) fn forge_with(streams: &[&[u8]], entries: u64) -> Forged {
     let mut pack = PackWriter::new(Vec::new()).unwrap();
     for bytes in streams.iter().chain([&&b"content"[..]]) {
         pack.add(Chunk::new(bytes).unwrap()).unwrap();
@@ -73,7 +75,7 @@ fn forge_with(streams: &[&[u8]], entries: u64) -> Forged {
     let (pack, pack_name, index) = pack.finish().unwrap();
     let blob = blob_of(streams[0], entries);
     let index = (HEAD + index.stored(), index.encode().len());
-    Forged { pack, index, pack_name, blob, entries, edits: None }
+    Forged { pack, index, pack_name, blob, entries, edits: None, history: None }
 }
 
 /// An artifact with an empty file, edits of these files, and this list of them.
@@ -102,7 +104,7 @@ fn path(out: &mut Vec<u8>, path: &[u8], (next, undone_to): (u64, u64), edits: &[
 }
 
 impl Forged {
-    fn manifest(&self) -> String {
+    pub(super) fn manifest(&self) -> String {
         let (pack, blob) = (BlobDigest::of(&self.pack), BlobDigest::of(&self.blob));
         let (start, len) = self.index;
         let edits = self.edits.iter().map(|(bytes, count)| {
@@ -114,12 +116,21 @@ impl Forged {
             )
         });
         let edits: String = edits.collect();
+        let history = self.history.iter().map(|(bytes, count)| {
+            format!(
+                r#"{{"mediaType":"application/vnd.jailfs.history.v1","digest":"{}","size":{},
+                "annotations":{{"vnd.jailfs.checkpoints":"{count}"}}}},"#,
+                BlobDigest::of(bytes),
+                bytes.len(),
+            )
+        });
+        let history: String = history.collect();
         format!(
             r#"{{"schemaVersion":2,"mediaType":"{MANIFEST}",
             "artifactType":"application/vnd.jailfs.checkpoint.v1",
             "config":{{"mediaType":"application/vnd.jailfs.tree.v1","digest":"{blob}","size":{}}},
-            "layers":[{edits}{{"mediaType":"application/vnd.jailfs.pack.v1","digest":"{pack}",
-            "size":{},"annotations":
+            "layers":[{history}{edits}{{
+            "mediaType":"application/vnd.jailfs.pack.v1","digest":"{pack}","size":{},"annotations":
                 {{"vnd.jailfs.pack":"{}","vnd.jailfs.index":"{start}+{len}"}}}}],
             "annotations":{{"vnd.jailfs.entries":"{}","vnd.jailfs.tree":"{}"}}}}"#,
             self.blob.len(),
@@ -131,20 +142,20 @@ impl Forged {
     }
 }
 
-struct World {
-    registry: Partner,
-    live: Live,
-    before: Vec<String>,
+pub(super) struct World {
+    pub(super) registry: Partner,
+    pub(super) live: Live,
+    pub(super) before: Vec<String>,
 }
 
 impl World {
-    fn push(&self, forged: &Forged, manifest: &str) {
+    pub(super) fn push(&self, forged: &Forged, manifest: &str) {
         let reference = format!("{}/repo:x", self.registry.address);
         let options = Options { plain_http: PlainHttp::Loopback, ..Options::default() };
         let reference = Reference::parse(&reference).unwrap();
         let repository = Repository::open(&reference, &options).unwrap();
-        let edits = forged.edits.iter().map(|(bytes, _)| bytes);
-        for blob in [&forged.pack, &forged.blob].into_iter().chain(edits) {
+        let more = forged.edits.iter().chain(&forged.history).map(|(bytes, _)| bytes);
+        for blob in [&forged.pack, &forged.blob].into_iter().chain(more) {
             let mut source = Cursor::new(blob);
             let descriptor = Descriptor::of(blob);
             repository.push_blob(&descriptor, &mut source, None, &Meter::silent()).unwrap();
@@ -154,7 +165,7 @@ impl World {
     }
 
     /// A pull fails with this text, in time and without a change.
-    fn refuses(&self, what: &str, part: &str) {
+    pub(super) fn refuses(&self, what: &str, part: &str) {
         let reference = format!("{}/repo:x", self.registry.address);
         self.refuses_pull(&["pull", &reference, "--plain-http"], what, part);
     }

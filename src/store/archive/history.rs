@@ -84,7 +84,8 @@ impl Past {
     pub fn blob(&self, source: &dyn ChunkSource) -> crate::error::Result<TreeBlob> {
         let mut encoded = Vec::new();
         for chunk in &self.blob {
-            encoded.extend_from_slice(&source.get(chunk)?);
+            let bytes = source.get(chunk).map_err(|error| error.during(self.label()))?;
+            encoded.extend_from_slice(&bytes);
         }
         let damage = |why: String| {
             crate::error::Error::damage(format!("read the tree blob of {}", self.label()), why)

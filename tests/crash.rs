@@ -166,6 +166,38 @@ fn an_interrupted_checkpoint_exists_or_not() {
 }
 
 #[test]
+fn a_checkpoint_that_is_reported_before_its_sync_survives_every_kill() {
+    let (live, words) = (prepared(), ["checkpoint", "--no-sync", "green"]);
+    let copied = live.outside().join("copy");
+    copy(&live.store, &copied);
+    assert!(jailfs(&copied, &words, "").status.success());
+    let (before, after) = (states(&live.store), states(&copied));
+    let (mut step, mut reported) = (0, 0);
+    loop {
+        step += 1;
+        assert!(step < 400, "the operation never ends");
+        let when = format!("kill:any:{step}");
+        copy(&live.store, &copied);
+        let output = jailfs(&copied, &words, &when);
+        check(&copied, &when);
+        let found = states(&copied);
+        check(&copied, &format!("{when}, opened"));
+        assert!(found == before || found == after || found["@"] == before["@"], "{when}");
+        if output.stdout.starts_with(b"checkpoint ") {
+            assert!(found == after, "{when}: it was reported");
+            let log = jailfs(&copied, &["log"], "");
+            assert!(String::from_utf8_lossy(&log.stdout).contains("green"), "{when}: its name");
+            reported += 1;
+        }
+        if output.status.success() {
+            break;
+        }
+    }
+    // One of them is the last run, which was not killed.
+    assert!(reported > 1, "no kill came after the report, in {step} steps");
+}
+
+#[test]
 fn an_interrupted_restore_was_done_or_not() {
     at_every_step(&["restore", "c1"]);
 }

@@ -93,6 +93,27 @@ fn every_acknowledged_operation_survives_every_kill() {
     }
 }
 
+#[test]
+fn a_checkpoint_that_is_reported_before_its_sync_survives_a_kill() {
+    let mut live = Live::new("mkdir d");
+    for round in 0..6 {
+        let name = format!("c{round}");
+        live.sh(&format!("cd d; for n in $(seq 300); do echo {round} $n > f$n; done"));
+        let made = live.try_jailfs(&["checkpoint", "--no-sync", &name]);
+        kill(live.pid(), Signal::SIGKILL).unwrap();
+        assert!(made.status.success(), "{made:?}");
+        live.wait_until_dead();
+        live.mount();
+        live.sh("rm d/f*");
+        let restored = live.try_jailfs(&["restore", &name]);
+        assert!(restored.status.success(), "{restored:?}");
+        assert_eq!(
+            live.sh("cat d/f*"),
+            live.sh(&format!("cd d; for n in f*; do echo {round} ${{n#f}}; done"))
+        );
+    }
+}
+
 /// A flush writes through the daemon's own mount. If the daemon is killed while it waits for its
 /// own answer, it must still end, and release the processes that wait for it.
 #[test]

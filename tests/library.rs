@@ -871,6 +871,32 @@ fn after_a_failed_sync_nothing_is_promised_and_the_next_start_shows_what_was_syn
 }
 
 #[test]
+fn a_request_after_a_checkpoint_that_is_reported_early_sees_it() {
+    let place = Place::new();
+    let sandbox = place.open();
+    let early = |name: &str| {
+        let message = "m".to_owned();
+        sandbox.handle(Request::CheckpointEarly { name: Some(name.to_owned()), message })
+    };
+    for round in 0..20 {
+        put(&sandbox, "f", &format!("{round}"));
+        let name = format!("c{round}");
+        let Ok(Reply::Checkpoint(made)) = early(&name) else { panic!("{name}") };
+        put(&sandbox, "f", "later");
+        let Ok(Reply::Log(log)) = sandbox.handle(Request::Log) else { panic!("no log") };
+        assert_eq!(log.first(), Some(&made));
+        assert_eq!((made.name.as_deref(), &*made.message), (Some(&*name), "m"));
+        let again = early(&name).unwrap_err();
+        assert!(again.reason.contains("of this head has this name"), "{again}");
+        restore(&sandbox, &name);
+        assert_eq!(get(&sandbox, "f"), format!("{round}"));
+    }
+    drop(sandbox);
+    assert!(Sandbox::check_store(&place.store, true).unwrap().problems.is_empty());
+    assert_eq!(get(&place.open(), "f"), "19");
+}
+
+#[test]
 fn a_layer_that_was_never_synced_is_there_after_its_sync_failed() {
     let place = Place::new();
     drop(place.open());

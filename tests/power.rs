@@ -216,8 +216,14 @@ impl Work {
 
     fn checkpoint(&mut self) -> bool {
         let label = format!("c{}", self.record.lock().unwrap().len());
-        let request = Request::Checkpoint { name: Some(label.clone()), message: String::new() };
+        let (name, message) = (Some(label.clone()), String::new());
+        let request = match self.random.below(2) {
+            0 => Request::Checkpoint { name, message },
+            _ => Request::CheckpointEarly { name, message },
+        };
         self.sandbox().handle(request).unwrap();
+        // It waits until the checkpoint is on the disk.
+        self.sandbox().handle(Request::Log).unwrap();
         self.now.checkpoints.insert(label, self.now.files.clone());
         true
     }

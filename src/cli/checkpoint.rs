@@ -20,6 +20,9 @@ pub(super) struct Checkpoint {
     /// A message
     #[arg(short, long, value_name = "TEXT", default_value = "")]
     message: String,
+    /// Answer before the checkpoint is on the disk: it survives a kill, but a power cut can take it
+    #[arg(long)]
+    no_sync: bool,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
@@ -28,8 +31,11 @@ pub(super) struct Checkpoint {
 impl Checkpoint {
     pub(super) fn run(&self, global: &Global) -> Result<u8> {
         let mut target = Target::find(global)?;
-        let request =
-            Request::Checkpoint { name: self.name.clone(), message: self.message.clone() };
+        let (name, message) = (self.name.clone(), self.message.clone());
+        let request = match self.no_sync {
+            true => Request::CheckpointEarly { name, message },
+            false => Request::Checkpoint { name, message },
+        };
         let Reply::Checkpoint(checkpoint) = target.call(request)? else {
             return Err(wrong_answer());
         };

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use crate::error::{Error, Kind, Result};
 
 /// The version of the protocol. It changes with every change of a request, reply or frame.
-const VERSION: u32 = 10;
+const VERSION: u32 = 11;
 /// The maximum length of a request, in bytes: more than a command line can hold (128 KiB per
 /// argument, 2 MiB in all).
 pub(super) const MAX_REQUEST: u32 = 4 << 20;

@@ -35,6 +35,7 @@ pub(super) fn gate(request: &Request) -> Result<()> {
         | Request::Find { .. }
         | Request::OpLog
         | Request::Checkpoint { .. }
+        | Request::CheckpointEarly { .. }
         | Request::Diff { .. }
         | Request::Show { .. }
         | Request::Restore { .. }

@@ -77,6 +77,7 @@ pub use space::quota::Limits;
 pub use space::reclaim::Reclaimer;
 pub use switch::rebase::{Rebased, Rebasing};
 pub use switch::seal::Changed;
+pub use switch::seal::Report;
 pub use switch::{Invalidations, Switched};
 pub use upper::{NextCheck, SMALL_JOURNAL};
 

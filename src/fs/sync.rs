@@ -15,12 +15,13 @@ use crate::fs::edits::{EditHistory, LogMark};
 use crate::fs::{Core, Fs};
 use crate::store::io::fsync_probe::Unsynced;
 use crate::store::layer::{JournalExchange, SyncWork, Upper};
+use crate::store::record::Seal;
 
 /// The work to do before the next sync or seal succeeds. A lock around it is the sync gate.
 #[derive(Default)]
 pub(super) struct SyncGate {
-    /// Layers whose seal failed, the lowest last.
-    pub(super) unsealed: Vec<Upper>,
+    /// Layers whose seal failed, the lowest last, each with the seal to write.
+    pub(super) unsealed: Vec<(Upper, Seal)>,
     /// The last exchange of the journal, if it is not synced.
     pub(super) exchange: Option<JournalExchange>,
 }

@@ -22,7 +22,14 @@ impl Sandbox {
     /// # Errors
     /// [`Kind`] classifies them. If [`Error::is_done`] is set, the main work was done.
     pub fn handle(&self, request: Request) -> Result<Reply> {
-        if matches!(request, Request::Checkpoint { .. } | Request::Import(_)) {
+        // The status must work while a disk hangs.
+        if !matches!(request, Request::Status) {
+            self.early.wait();
+        }
+        if matches!(
+            request,
+            Request::Checkpoint { .. } | Request::CheckpointEarly { .. } | Request::Import(_)
+        ) {
             self.check_quota()?;
         }
         let mut reply = self.handle_once(request.clone());
@@ -64,6 +71,10 @@ impl Sandbox {
     fn handle_once(&self, request: Request) -> Result<Reply> {
         match request {
             Request::Drop { rev } => self.drop_checkpoint(&rev).map(Reply::Checkpoint),
+            // Its own thread reads states, and makes one.
+            Request::CheckpointEarly { name, message } => {
+                self.checkpoint_early(name, message).map(Reply::Checkpoint)
+            }
             Request::Hold { rev, held } => self.hold(&rev, held).map(Reply::Checkpoint),
             Request::Gc { operations, keep, max_store, dry_run } => {
                 let spared = BTreeSet::new();
@@ -90,8 +101,7 @@ impl Sandbox {
             Request::Find { rev } => self.find(&rev).map(Reply::Checkpoint),
             Request::OpLog => Ok(Reply::OpLog(self.operations())),
             Request::Checkpoint { name, message } => {
-                let id = self.timeline.checkpoint(name, message)?;
-                self.checkpoint_info(id).map(Reply::Checkpoint)
+                self.checkpoint(name, message).map(Reply::Checkpoint)
             }
             Request::Diff { from, to, paths, detail } => {
                 let go = || self.interrupts.load(Ordering::SeqCst) == interrupts;
@@ -134,6 +144,7 @@ impl Sandbox {
             | Request::Check { .. }
             | Request::Forks
             | Request::DropFork { .. }
+            | Request::CheckpointEarly { .. }
             | Request::Unmount => {
                 Err(Error::new(Kind::Failed, "unmount", "the sandbox is not mounted"))
             }

@@ -13,6 +13,7 @@ use crate::base::Base;
 use crate::error::Result;
 use crate::jail::Jail;
 use crate::sandbox::collector::CollectionTerms;
+use crate::sandbox::early::EarlyCheckpoint;
 use crate::sandbox::housekeeper::KeeperSlot;
 use crate::sandbox::{Fork, Policy, Rev, Sandbox, reclaimer, snapdir};
 use crate::store::Store;
@@ -72,6 +73,7 @@ fn open_head(common: &Arc<Common>, shared: &Arc<Shared>, head: &str) -> Result<A
         housekeeper: Mutex::new(None),
         interrupts: AtomicU64::new(0),
         made: Mutex::default(),
+        early: EarlyCheckpoint::default(),
     });
     sandbox.fs().set_archive(Arc::new(snapdir::Records::of(&sandbox)));
     heads.retain(|_, sandbox| sandbox.strong_count() > 0);

@@ -96,6 +96,7 @@ pub(crate) mod changes;
 mod collector;
 pub(crate) mod date;
 mod diff;
+mod early;
 mod edits;
 mod export;
 mod handle;
@@ -128,6 +129,7 @@ use crate::error::{Attempt, Result};
 use crate::fs::Reclaimer;
 use crate::jail::Jail;
 use crate::sandbox::collector::CollectorHandle;
+use crate::sandbox::early::EarlyCheckpoint;
 use crate::sandbox::heads::Shared;
 use crate::sandbox::housekeeper::Housekeeper;
 use crate::store;
@@ -173,6 +175,8 @@ pub struct Sandbox {
     /// The forks that programs in the mount have made by mkdir(2), each with the first layer that
     /// it could write.
     made: Mutex<BTreeMap<String, LayerId>>,
+    /// The last checkpoint that was answered before it was on the disk.
+    early: EarlyCheckpoint,
 }
 
 /// How a mount presents the tree.

@@ -231,6 +231,14 @@ pub enum Request {
         /// A message for people.
         message: String,
     },
+    /// As `Checkpoint`, answered before the checkpoint is on the disk: it survives a kill, and a
+    /// power cut can take it. Every later request waits until it is on the disk.
+    CheckpointEarly {
+        /// As in `Checkpoint`.
+        name: Option<String>,
+        /// As in `Checkpoint`.
+        message: String,
+    },
     /// Lists what differs between two states.
     Diff {
         /// The older state.
@@ -397,6 +405,7 @@ impl Request {
             | Request::Find { .. }
             | Request::OpLog
             | Request::Checkpoint { .. }
+            | Request::CheckpointEarly { .. }
             | Request::Show { .. }
             | Request::History { .. }
             | Request::Undo { .. }

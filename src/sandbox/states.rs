@@ -46,6 +46,24 @@ impl Sandbox {
             .ok_or_else(|| no_checkpoint(&Rev::Id(id)))
     }
 
+    pub(super) fn checkpoint(&self, name: Option<String>, message: String) -> Result<Checkpoint> {
+        self.checkpoint_info(self.timeline.checkpoint(name, message)?)
+    }
+
+    /// As [`Sandbox::checkpoint`], before the checkpoint is on the disk.
+    pub(super) fn checkpoint_early(
+        &self,
+        name: Option<String>,
+        message: String,
+    ) -> Result<Checkpoint> {
+        let (id, seal) = self.early.make(&self.timeline, (name, message))?;
+        let info = self.timeline.store().layer(id);
+        let info = info.map(|info| LayerInfo { seal: Some(seal), ..info });
+        info.as_ref()
+            .and_then(|info| checkpoint_of(info, Some(id)))
+            .ok_or_else(|| no_checkpoint(&Rev::Id(id)))
+    }
+
     /// The last checkpoint below the head that was made on request.
     pub(super) fn last_checkpoint(&self) -> Option<LayerId> {
         made_on_request(self.timeline.ancestry()).next()

@@ -201,7 +201,7 @@ fn other_records_of_a_journal() {
     check(&[
         (Record::Opened { writer: SEVEN }, "0107070707070707070707070707070707"),
         (Record::Synced, "03"),
-        (Record::Seal(seal), "040105677265656e016d030500"),
+        (Record::Seal(seal.clone()), "040105677265656e016d030500"),
         (Record::PreImage(image(None)), "0503612f6200"),
         (
             Record::PreImage(image(Some(pre))),
@@ -214,6 +214,7 @@ fn other_records_of_a_journal() {
         (Record::Compact, "09"),
         (Record::SyncFailed(300), "0afb2c01"),
         (Record::Redo(vec![PoolBytes { at: 4096, bytes: b"abc".to_vec() }]), "0b01fb001003616263"),
+        (Record::Sealing(seal), "0c0105677265656e016d030500"),
     ]);
 }
 

@@ -144,6 +144,9 @@ pub enum Record {
     /// Everything before this record survives a power cut if this record does. The pool bytes that
     /// no sync of the pool has covered are in it, or in such a record before it.
     Redo(Vec<PoolBytes>),
+    /// The seal that will end the journal: no operation comes behind it, and the checkpoint was
+    /// reported already. If the process ends first, the next start writes the seal.
+    Sealing(Seal),
 }
 
 /// The content of the file of a head.

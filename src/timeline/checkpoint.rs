@@ -5,7 +5,7 @@
 //! * a checkpoint is a sealed layer whose seal is not automatic.
 
 use crate::error::{Error, Kind, Result};
-use crate::fs::State;
+use crate::fs::{Report, State};
 use crate::store::Store;
 use crate::store::layer::Upper;
 use crate::store::record::{LayerKind, OpVerb, Seal};
@@ -20,6 +20,29 @@ impl Timeline {
     /// The name is taken or not valid, or the store failed. An error after the seal says that the
     /// checkpoint was made.
     pub fn checkpoint(&self, name: Option<String>, message: String) -> Result<LayerId> {
+        self.checkpoint_with(name, message, None)
+    }
+
+    /// As [`Timeline::checkpoint`], and calls `report` as soon as the checkpoint survives the end
+    /// of this process.
+    ///
+    /// # Errors
+    /// As [`Timeline::checkpoint`].
+    pub fn checkpoint_and_report(
+        &self,
+        name: Option<String>,
+        message: String,
+        mut report: impl FnMut(LayerId, Seal),
+    ) -> Result<LayerId> {
+        self.checkpoint_with(name, message, Some(&mut |layer, seal| report(layer, seal.clone())))
+    }
+
+    fn checkpoint_with(
+        &self,
+        name: Option<String>,
+        message: String,
+        report: Option<Report<'_>>,
+    ) -> Result<LayerId> {
         let _operation = self.lock_operation();
         if let Some(name) = &name {
             self.check_name(name)?;
@@ -32,7 +55,8 @@ impl Timeline {
             || self.store.layer(layer).is_some_and(|info| info.seal.as_ref() == Some(&seal));
         let description = format!("{layer}{quoted}");
         let made = |error: Error| error.after(format!("checkpoint {description} was made"));
-        self.seal(seal.clone()).map_err(|error| if is_made() { made(error) } else { error })?;
+        self.seal_with(seal.clone(), report)
+            .map_err(|error| if is_made() { made(error) } else { error })?;
         let to = Target { layer: Some(layer), epoch: self.epoch() };
         self.log_operation(OpVerb::Checkpoint, description.clone(), to).map_err(made)?;
         Ok(layer)
@@ -61,6 +85,10 @@ impl Timeline {
 
     /// Seals the upper layer and continues in a new one on top of it.
     pub(super) fn seal(&self, seal: Seal) -> Result<LayerId> {
+        self.seal_with(seal, None)
+    }
+
+    fn seal_with(&self, seal: Seal, report: Option<Report<'_>>) -> Result<LayerId> {
         let during = |e: Error| e.during("seal the tree");
         let below = self.fs.upper_layer();
         let next = self
@@ -68,7 +96,11 @@ impl Timeline {
             .create_layer(Some(below), &self.head, self.epoch(), LayerKind::Continues)
             .map_err(during)?;
         let above = next.layer();
-        let (layer, state) = self.fs.seal(next, seal).map_err(during)?;
+        let sealed = match report {
+            Some(report) => self.fs.seal_and_report(next, seal, report),
+            None => self.fs.seal(next, seal),
+        };
+        let (layer, state) = sealed.map_err(during)?;
         self.trees.lock().keep(layer, state.tree);
         self.with_reserve(|| self.store.set_head(&self.head, above)).map_err(during)?;
         Ok(layer)

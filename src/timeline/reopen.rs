@@ -182,5 +182,6 @@ pub(super) fn seal_strays(
 /// Seals a layer that another one continues already: a crash came in between. Unsealed, its bytes
 /// would never be synced, although those of the layers above are.
 fn seal_interrupted(store: &Store, contents: &LayerContents) -> Result<()> {
-    store.seal_layer(&mut store.reopen_layer(contents)?, automatic("interrupted".to_owned()))
+    let seal = contents.reported_seal()?.unwrap_or_else(|| automatic("interrupted".to_owned()));
+    store.seal_layer(&mut store.reopen_layer(contents)?, seal)
 }

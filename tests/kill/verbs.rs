@@ -110,7 +110,9 @@ impl World {
     pub fn checkpoint(&mut self, at: usize, control: &Control) -> Pending {
         let (made, marks) = (stamp(), self.heads[at].marks());
         let name = format!("c{made}");
-        let said = self.ask(at, &["checkpoint", &name, "--json"], control);
+        let when = if self.rng.below(3) == 0 { &["--no-sync"][..] } else { &[] };
+        let words = [&["checkpoint", &name, "--json"], when].concat();
+        let said = self.ask(at, &words, control);
         let (head, saved) = (self.heads[at].name.clone(), self.heads[at].since(&marks));
         let checkpoint = Checkpoint { id: 0, head, made, name, saved };
         let Some(said) = said else { return Pending::Checkpoint(Box::new(checkpoint)) };

@@ -114,7 +114,8 @@ pub fn read_history(store: &Store) -> Result<PreHistory> {
                 | Record::Seal(_)
                 | Record::Abandoned
                 | Record::SyncFailed(_)
-                | Record::Redo(_) => {}
+                | Record::Redo(_)
+                | Record::Sealing(_) => {}
             }
         }
         history.resize(index_in_history(info.header.epoch), Arc::clone(&collected));

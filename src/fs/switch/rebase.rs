@@ -62,7 +62,7 @@ impl Fs {
         drop(core);
         let sealed = is_changed.then(|| {
             let id = layer.layer();
-            let replaced = Replaced { layer, seal, mark, is_below_head: true };
+            let replaced = Replaced { layer, seal, mark, is_below_head: true, is_reported: false };
             (id, self.seal_replaced(&mut gate, replaced))
         });
         Ok(Rebasing::Rebased(Rebased { invalidations, from, sealed }))

@@ -28,6 +28,9 @@ pub struct Changed {
     pub sealed: Result<()>,
 }
 
+/// Is told of a state that is fixed, and of the seal that its layer will get.
+pub type Report<'r> = &'r mut dyn FnMut(LayerId, &Seal);
+
 /// A layer to which changes no longer go, and what its seal needs.
 pub(super) struct Replaced {
     pub(super) layer: Upper,
@@ -38,6 +41,8 @@ pub(super) struct Replaced {
     /// written, because the seal says that all records before it are synced, and a power cut could
     /// leave the seal and tear a record.
     pub(super) is_below_head: bool,
+    /// Whether the seal was reported as made. Then no other one may take its place.
+    pub(super) is_reported: bool,
 }
 
 impl Fs {
@@ -48,7 +53,22 @@ impl Fs {
     /// As `Upper::seal`. Changes go to `next` all the same, and the layer is sealed before the
     /// next sync or seal succeeds.
     pub fn seal(&self, next: Upper, seal: Seal) -> Result<(LayerId, State)> {
-        let (layer, state, (), sealed) = self.seal_and(next, seal, |_| ())?;
+        let (layer, state, (), sealed) = self.seal_and(next, (seal, None), |_| ())?;
+        sealed.map(|()| (layer, state))
+    }
+
+    /// As [`Fs::seal`], and calls `report` as soon as the state is fixed and the seal survives the
+    /// end of this process. A power cut can still take both.
+    ///
+    /// # Errors
+    /// As [`Fs::seal`]. If `report` was called, the layer gets the seal later.
+    pub fn seal_and_report(
+        &self,
+        next: Upper,
+        seal: Seal,
+        report: Report<'_>,
+    ) -> Result<(LayerId, State)> {
+        let (layer, state, (), sealed) = self.seal_and(next, (seal, Some(report)), |_| ())?;
         sealed.map(|()| (layer, state))
     }
 
@@ -64,7 +84,7 @@ impl Fs {
         seal: Seal,
         make: impl FnOnce(&State) -> FsResult<(Vec<Edit>, State)>,
     ) -> Result<Changed> {
-        let (layer, from, to, sealed) = self.seal_and(next, seal, |core| {
+        let (layer, from, to, sealed) = self.seal_and(next, (seal, None), |core| {
             let (edits, after) = make(&core.state)?;
             if edits.is_empty() {
                 return Ok((after, Invalidations::default()));
@@ -80,32 +100,40 @@ impl Fs {
     fn seal_and<T>(
         &self,
         next: Upper,
-        seal: Seal,
+        (seal, report): (Seal, Option<Report<'_>>),
         then: impl FnOnce(&mut Core) -> T,
     ) -> Result<(LayerId, State, T, Result<()>)> {
         // The gate comes first: otherwise a sync could find nothing to do in `next`, and succeed
         // before the seal.
         let mut gate = self.sync_gate.lock();
         self.finish_pending(&mut gate)?;
-        let (replaced, state, result) = {
+        let (mut replaced, state, result) = {
             let mut core = self.core();
             let layer = core.upper.replace(next);
             let state = core.state.clone();
             let mark = core.edits.as_ref().map(EditHistory::log_mark);
-            let replaced = Replaced { layer, seal, mark, is_below_head: false };
+            let replaced = Replaced { layer, seal, mark, is_below_head: false, is_reported: false };
             (replaced, state, then(&mut core))
         };
         let layer = replaced.layer.layer();
+        if let Some(report) = report {
+            if let Err(error) = replaced.layer.record(&Record::Sealing(replaced.seal.clone())) {
+                gate.unsealed.push((replaced.layer, cut_off()));
+                return Ok((layer, state, result, Err(error)));
+            }
+            replaced.is_reported = true;
+            report(layer, &replaced.seal);
+        }
         let sealed = self.seal_replaced(&mut gate, replaced);
         Ok((layer, state, result, sealed))
     }
 
     /// Seals a replaced layer, or keeps it for the next try.
     pub(super) fn seal_replaced(&self, gate: &mut SyncGate, replaced: Replaced) -> Result<()> {
-        let Replaced { mut layer, seal, mark, is_below_head } = replaced;
-        let sealed = self.write_seal(&mut layer, seal, is_below_head);
+        let Replaced { mut layer, seal, mark, is_below_head, is_reported } = replaced;
+        let sealed = self.write_seal(&mut layer, seal.clone(), is_below_head);
         if sealed.is_err() {
-            gate.unsealed.push(layer);
+            gate.unsealed.push((layer, if is_reported { seal } else { cut_off() }));
         } else if self.store.durable() {
             self.core().note_edits_synced(mark);
         }
@@ -116,15 +144,9 @@ impl Fs {
     /// seals the layers whose seal failed.
     pub(in crate::fs) fn finish_pending(&self, gate: &mut SyncGate) -> Result<()> {
         self.sync_exchange(gate)?;
-        while let Some(mut layer) = gate.unsealed.pop() {
-            let seal = Seal {
-                name: None,
-                message: "cut off".to_owned(),
-                time: clock::now(),
-                automatic: true,
-            };
-            if let Err(error) = self.write_seal(&mut layer, seal, true) {
-                gate.unsealed.push(layer);
+        while let Some((mut layer, seal)) = gate.unsealed.pop() {
+            if let Err(error) = self.write_seal(&mut layer, seal.clone(), true) {
+                gate.unsealed.push((layer, seal));
                 return Err(error);
             }
         }
@@ -140,4 +162,9 @@ impl Fs {
         }
         sealed
     }
+}
+
+/// The seal of a layer whose own seal failed.
+fn cut_off() -> Seal {
+    Seal { name: None, message: "cut off".to_owned(), time: clock::now(), automatic: true }
 }

@@ -78,6 +78,22 @@ impl LayerContents {
         Ok(self.position(matches)?.is_some())
     }
 
+    /// The seal that was to end the journal, if it was reported before it was written.
+    ///
+    /// # Errors
+    /// As [`LayerContents::records`].
+    pub fn reported_seal(&self) -> Result<Option<Seal>> {
+        let mut reported = None;
+        for record in self.records() {
+            match record? {
+                Record::Sealing(seal) => reported = Some(seal),
+                Record::Edits(_) => reported = None,
+                _ => {}
+            }
+        }
+        Ok(reported)
+    }
+
     /// The position of the first record that matches; the record after the header has position 0.
     ///
     /// # Errors
@@ -288,7 +304,7 @@ impl Marks {
             Record::Opened { writer } => (self.writer, self.failed) = (Some(*writer), None),
             Record::Compact => self.is_compact |= number == 1,
             Record::Header(_) | Record::PreImage(_) | Record::Left(_) => {}
-            Record::Abandoned => {}
+            Record::Abandoned | Record::Sealing(_) => {}
         }
     }
 
@@ -442,7 +458,7 @@ fn valid_after_power_cut(frames: &Frames<Record>, synced: usize) -> Result<usize
         Record::Redo(_) => true,
         Record::Header(_) | Record::Opened { .. } | Record::Synced | Record::Seal(_) => false,
         Record::Left(_) | Record::Abandoned | Record::SyncedTo(_) => false,
-        Record::Compact | Record::SyncFailed(_) => false,
+        Record::Compact | Record::SyncFailed(_) | Record::Sealing(_) => false,
     };
     for (number, record) in (synced..).zip(frames.records_from(synced)) {
         if refers_to_pool(&record?) {

@@ -424,6 +424,6 @@ fn image_in(record: Record) -> Option<(TreePath, Option<PreNode>)> {
         Record::Header(_) | Record::Opened { .. } | Record::Edits(_) | Record::Synced => None,
         Record::Seal(_) | Record::Left(_) | Record::Abandoned => None,
         Record::SyncedTo(_) | Record::Compact | Record::SyncFailed(_) => None,
-        Record::Redo(_) => None,
+        Record::Redo(_) | Record::Sealing(_) => None,
     }
 }

@@ -647,7 +647,7 @@ fn files_named_like_staged_content_belong_to_their_owner() {
     assert_eq!(in_the_base(&place), all);
 }
 
-/// A read that began before an apply of another head goes on by what the apply replaced.
+/// A read that began before an apply of another head returns the bytes that the apply replaced.
 #[test]
 fn a_read_in_a_fork_during_an_apply_of_another_head_has_its_bytes() {
     let files = [("replaced", "old"), ("rewritten", "old"), ("removed", "old")];

@@ -13,7 +13,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 use std::sync::Arc;
 
-use jailfs::error::{Error, FsError};
+use jailfs::error::{Error, FsError, Kind};
 use jailfs::internals::fs::{Caller, RenameMode, SetAttr, SetXattr};
 use jailfs::internals::store::Store;
 use jailfs::internals::store::record::{OpRecord, OpVerb};
@@ -894,6 +894,23 @@ fn a_request_after_a_checkpoint_that_is_reported_early_sees_it() {
     drop(sandbox);
     assert!(Sandbox::check_store(&place.store, true).unwrap().problems.is_empty());
     assert_eq!(get(&place.open(), "f"), "19");
+}
+
+#[test]
+fn a_message_that_could_hold_a_frame_of_a_journal_is_refused() {
+    let place = Place::new();
+    let sandbox = place.open();
+    let message = || "a\0b".to_owned();
+    for request in [
+        Request::Checkpoint { name: None, message: message() },
+        Request::CheckpointEarly { name: None, message: message() },
+    ] {
+        let error = sandbox.handle(request).unwrap_err();
+        assert_eq!((error.kind, &*error.reason), (Kind::Usage, "the message has a NUL byte"));
+    }
+    put(&sandbox, "f", "later");
+    sandbox.fs().sync().unwrap();
+    checkpoint(&sandbox, "one");
 }
 
 #[test]

@@ -24,8 +24,14 @@ impl Sandbox {
     pub fn handle(&self, request: Request) -> Result<Reply> {
         // The status must work while a disk hangs.
         if !matches!(request, Request::Status) {
-            self.early.wait();
+            self.wait_for_early_checkpoints()?;
         }
+        self.handle_now(request)
+    }
+
+    /// As [`Sandbox::handle`], without the wait for checkpoints that were reported early. A thread
+    /// that serves the mount must not wait for them, because they may wait for the mount.
+    pub(super) fn handle_now(&self, request: Request) -> Result<Reply> {
         if matches!(
             request,
             Request::Checkpoint { .. } | Request::CheckpointEarly { .. } | Request::Import(_)

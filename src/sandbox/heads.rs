@@ -82,6 +82,15 @@ fn open_head(common: &Arc<Common>, shared: &Arc<Shared>, head: &str) -> Result<A
 }
 
 impl Sandbox {
+    /// Waits until the checkpoints of all open heads that were reported early are on the disk.
+    ///
+    /// # Errors
+    /// Why one is not.
+    pub(super) fn wait_for_early_checkpoints(&self) -> Result<()> {
+        let open: Vec<_> = self.shared.heads.lock().values().filter_map(Weak::upgrade).collect();
+        open.iter().try_for_each(|sandbox| sandbox.early.wait())
+    }
+
     /// The name of the head.
     pub fn head_name(&self) -> &str {
         self.timeline.head()

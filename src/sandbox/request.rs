@@ -232,7 +232,8 @@ pub enum Request {
         message: String,
     },
     /// As `Checkpoint`, answered before the checkpoint is on the disk: it survives a kill, and a
-    /// power cut can take it. Every later request waits until it is on the disk.
+    /// power cut can take it. The next request to any head of the store, except `Status`, waits
+    /// until it is on the disk, and fails if that failed.
     CheckpointEarly {
         /// As in `Checkpoint`.
         name: Option<String>,

@@ -30,7 +30,7 @@ impl Records {
     }
 
     fn ask(&self, request: Request) -> Result<Reply> {
-        self.sandbox()?.handle(request)
+        self.sandbox()?.handle_now(request)
     }
 }
 

@@ -144,8 +144,9 @@ pub enum Record {
     /// Everything before this record survives a power cut if this record does. The pool bytes that
     /// no sync of the pool has covered are in it, or in such a record before it.
     Redo(Vec<PoolBytes>),
-    /// The seal that will end the journal: no operation comes behind it, and the checkpoint was
-    /// reported already. If the process ends first, the next start writes the seal.
+    /// The seal that will end the journal: no operation comes behind it. The checkpoint is reported
+    /// once this record is written, before anything is synced. If the process ends before the seal
+    /// is written, the next start writes it.
     Sealing(Seal),
 }
 

@@ -44,16 +44,18 @@ impl Timeline {
         report: Option<Report<'_>>,
     ) -> Result<LayerId> {
         let _operation = self.lock_operation();
+        // A checkpoint whose seal failed may have the same name.
+        self.fs.finish_seals()?;
         if let Some(name) = &name {
             self.check_name(name)?;
         }
+        check_message(&message)?;
         self.flush()?;
-        let quoted = name.as_ref().map(|name| format!(" '{name}'")).unwrap_or_default();
-        let seal = Seal { name, message, time: clock::now(), automatic: false };
         let layer = self.fs.upper_layer();
+        let description = description(layer, name.as_deref());
+        let seal = Seal { name, message, time: clock::now(), automatic: false };
         let is_made =
             || self.store.layer(layer).is_some_and(|info| info.seal.as_ref() == Some(&seal));
-        let description = format!("{layer}{quoted}");
         let made = |error: Error| error.after(format!("checkpoint {description} was made"));
         self.seal_with(seal.clone(), report)
             .map_err(|error| if is_made() { made(error) } else { error })?;
@@ -138,6 +140,21 @@ impl Timeline {
         let late = Target { layer: Some(layer), epoch: state.lower.epoch() };
         self.log_operation(OpVerb::Seal, message, late).map(drop)
     }
+}
+
+/// A checkpoint in the log of operations.
+pub(super) fn description(layer: LayerId, name: Option<&str>) -> String {
+    name.map_or_else(|| layer.to_string(), |name| format!("{layer} '{name}'"))
+}
+
+/// Refuses a message with a NUL byte. Without one, no seal can hold bytes that read as a frame of
+/// the journal, which is never written. So the seal can be reported before it is written.
+fn check_message(message: &str) -> Result<()> {
+    if message.contains('\0') {
+        let why = "the message has a NUL byte";
+        return Err(Error::new(Kind::Usage, "make a checkpoint", why));
+    }
+    Ok(())
 }
 
 /// Whether a checkpoint can have this name. `HEAD@NAME` names one of a head.

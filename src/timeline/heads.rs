@@ -83,6 +83,7 @@ impl Common {
         if base_is == BaseIdentity::Other && !apply::rollback::interrupted(&store)?.is_empty() {
             base_identity::refuse_other(&store, &base)?;
         }
+        reopen::seal_all_reported(&store);
         let RecoveredApplies { applies, unfinished, was_rolled_back } =
             apply::unfinished::recover(&store, &base)?;
         Ok(Arc::new(Common {

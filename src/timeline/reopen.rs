@@ -1,14 +1,14 @@
 //! Reopening a head: finds its upper layer, and finishes the seals that a crash interrupted.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use crate::error::Result;
 use crate::store::Store;
 use crate::store::layer::{LayerContents, LayerInfo, Upper};
-use crate::store::record::{Header, LayerKind, OpRecord, OpVerb};
+use crate::store::record::{Header, LayerKind, OpRecord, OpVerb, Seal};
 use crate::sys::{clock, memory};
-use crate::timeline::checkpoint::{automatic, seal_unused};
+use crate::timeline::checkpoint::{automatic, description, seal_unused};
 use crate::timeline::tree_cache::{TreeCache, replay};
 use crate::tree::Tree;
 use crate::types::{Epoch, LayerId};
@@ -182,6 +182,50 @@ pub(super) fn seal_strays(
 /// Seals a layer that another one continues already: a crash came in between. Unsealed, its bytes
 /// would never be synced, although those of the layers above are.
 fn seal_interrupted(store: &Store, contents: &LayerContents) -> Result<()> {
-    let seal = contents.reported_seal()?.unwrap_or_else(|| automatic("interrupted".to_owned()));
-    store.seal_layer(&mut store.reopen_layer(contents)?, seal)
+    match contents.reported_seal()? {
+        Some(seal) => seal_reported(store, contents, seal),
+        None => {
+            let seal = automatic("interrupted".to_owned());
+            store.seal_layer(&mut store.reopen_layer(contents)?, seal)
+        }
+    }
+}
+
+/// Writes the seals of all heads that were reported and that a crash interrupted. A head that is
+/// not opened would keep its own until then, and lose it with the head. Damage of one head is no
+/// reason not to open another.
+pub(super) fn seal_all_reported(store: &Store) {
+    let heads = store.head_records().unwrap_or_else(|error| {
+        log::warn!("{error}");
+        BTreeMap::new()
+    });
+    let is_interrupted = |head: &str, top: LayerId| {
+        let is_unsealed = store.layer(top).is_some_and(|layer| layer.seal.is_none());
+        is_unsealed && store.continued(head, top).is_some()
+    };
+    for (head, record) in heads.iter().filter(|(head, record)| is_interrupted(head, record.layer)) {
+        let sealed = store.read_layer(record.layer).and_then(|contents| {
+            let seal = contents.reported_seal()?;
+            seal.map_or(Ok(()), |seal| seal_reported(store, &contents, seal))
+        });
+        if let Err(error) = sealed {
+            log::warn!("the last checkpoint of head '{head}' is not complete: {error}");
+        }
+    }
+}
+
+/// Writes a seal that was reported, and logs the checkpoint.
+fn seal_reported(store: &Store, contents: &LayerContents, seal: Seal) -> Result<()> {
+    let Header { layer, head, epoch, .. } = &contents.info.header;
+    let description = description(*layer, seal.name.as_deref());
+    store.seal_layer(&mut store.reopen_layer(contents)?, seal)?;
+    store.append_op(OpRecord {
+        head: head.clone(),
+        time: clock::now(),
+        verb: OpVerb::Checkpoint,
+        description,
+        tree: Some(*layer),
+        epoch: *epoch,
+    })?;
+    Ok(())
 }

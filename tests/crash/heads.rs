@@ -207,3 +207,30 @@ fn a_killed_pick_of_a_winner_was_done_or_not() {
     eprintln!("{steps} kills of a pick, {done} of them done; forks were left {kept:?} times");
     assert!(done > 0 && done < steps, "{done} of {steps}");
 }
+
+#[test]
+fn a_checkpoint_that_is_reported_early_and_killed_is_there_in_a_dormant_head() {
+    let live = forked();
+    let copied = live.outside().join("copy");
+    let words = ["--head", "try", "checkpoint", "--no-sync", "green"];
+    let mut reported = 0;
+    for step in 1..400 {
+        let when = format!("kill:any:{step}");
+        copy(&live.store, &copied);
+        let output = jailfs(&copied, &words, &when);
+        let is_reported = output.stdout.starts_with(b"checkpoint ");
+        let log = || text(&jailfs(&copied, &["log"], ""));
+        if is_reported {
+            reported += 1;
+            assert!(log().contains("green"), "{when}: another head does not see it");
+            let dropped = jailfs(&copied, &["fork", "--drop", "try"], "");
+            assert!(dropped.status.success(), "{when}: {dropped:?}");
+            assert!(log().contains("green"), "{when}: it went with its head");
+        }
+        check(&copied, &when);
+        if output.status.success() {
+            break;
+        }
+    }
+    assert!(reported > 0, "the last run was not killed");
+}

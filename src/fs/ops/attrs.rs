@@ -166,9 +166,14 @@ impl Fs {
         match core.target(id, &asked)? {
             Target::Base(_, path, node) => {
                 let lower = Arc::clone(&core.lower);
-                // The lower never changes, so its attributes are read without the lock.
+                // A lower never changes, so its attributes are read without the lock. If an apply
+                // wrote the file meanwhile, the head has another lower by now.
                 drop(core);
-                lower.xattrs(&path, &node)
+                let xattrs = lower.xattrs(&path, &node);
+                if xattrs.is_err() && !self.reads_through(&lower) {
+                    return self.xattrs(id);
+                }
+                xattrs
             }
             target => Ok(core.record_of(&target)?.xattrs.clone()),
         }

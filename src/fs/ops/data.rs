@@ -120,7 +120,7 @@ impl Fs {
     }
 
     /// Whether this is how the head reads the base now. An apply changes that before it writes.
-    fn reads_through(&self, lower: &Arc<Lower>) -> bool {
+    pub(super) fn reads_through(&self, lower: &Arc<Lower>) -> bool {
         Arc::ptr_eq(&self.core().lower, lower)
     }
 

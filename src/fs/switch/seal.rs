@@ -153,6 +153,14 @@ impl Fs {
         Ok(())
     }
 
+    /// Seals the layers whose seal failed.
+    ///
+    /// # Errors
+    /// As `Upper::seal`.
+    pub fn finish_seals(&self) -> Result<()> {
+        self.finish_pending(&mut self.sync_gate.lock())
+    }
+
     fn write_seal(&self, layer: &mut Upper, seal: Seal, is_below_head: bool) -> Result<()> {
         let ready =
             self.sync_identities().and_then(|()| if is_below_head { layer.sync() } else { Ok(()) });

@@ -401,13 +401,10 @@ impl Walk<'_, '_> {
             Some(old) => base_path(&self.builder.state, &old.found).attempt(attempt)?,
             None => None,
         };
-        let stands = relies_on.as_ref() == Some(base);
+        let mut receiving = Receiving::new(self.builder, file.ino, file.old.as_ref(), size);
+        let stands = relies_on.as_ref() == Some(base) && receiving.keep(size);
         // After a difference, only the names of the rest count.
         let copies = !stands && self.unlike.is_empty();
-        let mut receiving = Receiving::new(self.builder, file.ino, file.old.as_ref(), size);
-        if stands {
-            receiving.keep(size);
-        }
         if let Some(known) = self.relied.0.get(&record)
             && (!copies || known.stored.is_some())
         {

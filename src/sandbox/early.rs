@@ -96,7 +96,7 @@ fn complete(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::internals::fs::Caller;
+    use crate::fs::Caller;
     use crate::sandbox::{Request, Sandbox, StoreOptions};
     use crate::sys::failpoint;
     use crate::types::{Name, NodeId};

@@ -197,6 +197,8 @@ fn a_head_that_is_not_mounted_keeps_no_descriptor_in_the_daemon() {
         let mut open: Vec<String> = listed
             .filter_map(|one| Some(std::fs::read_link(one.path()).ok()?.display().to_string()))
             .filter(|path| !path.contains("socket:"))
+            // All heads share this layer, and its pool can stay open for the next read.
+            .filter(|path| !path.ends_with("/layers/00000001/pool"))
             .collect();
         open.sort();
         open

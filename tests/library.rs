@@ -675,6 +675,23 @@ fn a_gc_after_a_failed_seal_keeps_the_content_of_that_layer() {
     assert!(failed > 1);
 }
 
+#[test]
+fn a_compaction_passes_over_a_layer_whose_seal_failed() {
+    let mut failed = 0;
+    for step in 1..=8 {
+        let place = Place::new();
+        let sandbox = place.open();
+        put(&sandbox, "f", "of the layer whose seal failed");
+        let request = Request::Checkpoint { name: None, message: String::new() };
+        let made =
+            failpoint::with(&format!("fail:store.write:{step}:EIO"), || sandbox.handle(request));
+        failed += usize::from(made.is_err());
+        sandbox.compact().unwrap_or_else(|error| panic!("step {step}: {error}"));
+        assert_eq!(get(&sandbox, "f"), "of the layer whose seal failed", "step {step}");
+    }
+    assert!(failed > 1);
+}
+
 /// After the rename, the new log is at the place of the old one: records appended to the old one
 /// would never be read.
 #[test]

@@ -211,15 +211,8 @@ impl Base {
         if stat.kind != FileKind::Dir {
             return Err(FsError::NotADirectory);
         }
-        let dev = stat.dev;
         let directory = self.open_quietly(path, OFlag::O_RDONLY | OFlag::O_DIRECTORY)?;
-        let mut entries = Vec::new();
-        failpoint::hit(Failpoint::BaseRead)?;
-        sys::dir::for_each(&directory, |name, ino, kind| match Name::new(name) {
-            Ok(name) => entries.push(BaseEntry { name, ino, dev, kind }),
-            Err(_) => log::warn!("base: left out a name of {} bytes in {path}", name.len()),
-        })?;
-        Ok(entries)
+        read_names(&directory, stat.dev, path)
     }
 
     /// Opens the regular file `path` for reading.
@@ -395,6 +388,20 @@ enum Found {
 
 /// Refers to a node, also a symlink, without opening it.
 const O_PATH: OFlag = OFlag::O_PATH;
+
+/// The entries of an opened directory. An apply can remove it meanwhile; then getdents64(2) fails
+/// with ENOENT.
+fn read_names(directory: &OwnedFd, dev: u64, path: &TreePath) -> FsResult<Vec<BaseEntry>> {
+    let mut entries = Vec::new();
+    let take = |name: &[u8], ino, kind| match Name::new(name) {
+        Ok(name) => entries.push(BaseEntry { name, ino, dev, kind }),
+        Err(_) => log::warn!("base: left out a name of {} bytes in {path}", name.len()),
+    };
+    failpoint::hit(Failpoint::BaseRead)
+        .and_then(|()| sys::dir::for_each(directory, take))
+        .map_err(read_error)?;
+    Ok(entries)
+}
 
 /// Opens the base with `O_PATH`, and checks that its names can be read, which `O_PATH` does not.
 fn open_directory(path: &Path) -> std::result::Result<OwnedFd, Errno> {

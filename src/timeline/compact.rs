@@ -9,6 +9,7 @@
 //! * Layers that were created and never written to are removed, and the identity log is compacted.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -16,8 +17,8 @@ use crate::error::Result;
 use crate::store::content::live_ranges::LiveRanges;
 use crate::store::layer::LayerInfo;
 use crate::store::record::LayerKind;
-use crate::timeline::Common;
 use crate::timeline::dormant::{LiveHead, live_sets};
+use crate::timeline::{Common, Timeline};
 use crate::tree::Tree;
 use crate::types::LayerId;
 
@@ -72,10 +73,18 @@ impl Common {
         Ok(())
     }
 
-    /// Writes an index below each open head where the last one is far, and removes old ones.
+    /// Writes an index for the newest seal of each open head where the last index is far, and
+    /// removes old ones.
     fn write_indexes(&self, effort: Effort) -> Result<()> {
-        let below: BTreeSet<LayerId> =
-            self.open_heads().iter().filter_map(|head| head.parent()).collect();
+        // A seal that is not complete, or failed, leaves an unsealed layer below the upper one.
+        let is_sealed = |info: &LayerInfo| info.seal.is_some();
+        let newest_seal = |head: &Arc<Timeline>| head.ancestry().into_iter().find(is_sealed);
+        let below: BTreeSet<LayerId> = self
+            .open_heads()
+            .iter()
+            .filter_map(newest_seal)
+            .map(|info| info.header.layer)
+            .collect();
         let mut is_any = false;
         for top in &below {
             if self.replay_is_long(*top) || effort == Effort::Everything {
@@ -320,8 +329,6 @@ fn has_index(info: &LayerInfo) -> Option<LayerId> {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use super::*;
     use crate::base::Base;
     use crate::fs::Caller;
@@ -329,7 +336,6 @@ mod tests {
     use crate::store::record::Seal;
     use crate::store::{Store, StoreOptions};
     use crate::sys::clock;
-    use crate::timeline::Timeline;
     use crate::types::{Name, NodeId};
 
     fn timeline(dir: &std::path::Path) -> Arc<Timeline> {

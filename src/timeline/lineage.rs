@@ -8,12 +8,14 @@ use crate::tree::{Edit, Tree};
 use crate::types::{Ino, LayerId};
 
 impl Timeline {
-    /// The sealed layer right below the upper layer.
+    /// The layer right below the upper layer. It is sealed, unless its seal is being written or
+    /// failed.
     pub fn parent(&self) -> Option<LayerId> {
         self.store.layer(self.fs.upper_layer()).and_then(|l| l.header.parent)
     }
 
-    /// The sealed layers below the upper layer, newest first.
+    /// The layers below the upper layer, newest first. All are sealed, but for those whose seal is
+    /// being written or failed.
     pub fn ancestry(&self) -> Vec<LayerInfo> {
         self.down_from(self.parent())
     }

@@ -82,6 +82,16 @@ fn names_kinds_content_and_metadata_of_the_base_are_shown() {
 }
 
 #[test]
+fn a_directory_that_is_removed_while_it_is_listed_is_not_found() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::create_dir(dir.path().join("d")).unwrap();
+    let base = Base::open(dir.path()).unwrap();
+    let opened = base.open_quietly(&path("d"), OFlag::O_RDONLY | OFlag::O_DIRECTORY).unwrap();
+    std::fs::remove_dir(dir.path().join("d")).unwrap();
+    assert_eq!(read_names(&opened, 0, &path("d")), Err(FsError::NotFound));
+}
+
+#[test]
 fn reading_leaves_no_trace() {
     for features in ALL {
         let fixture = Fixture::new();

@@ -47,7 +47,7 @@ impl Sandbox {
     }
 
     pub(super) fn checkpoint(&self, name: Option<String>, message: String) -> Result<Checkpoint> {
-        self.checkpoint_info(self.timeline.checkpoint(name, message)?)
+        self.checkpoint_info(self.timeline.checkpoint(name, message, None)?)
     }
 
     /// As [`Sandbox::checkpoint`], before the checkpoint is on the disk.

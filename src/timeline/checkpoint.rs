@@ -14,30 +14,13 @@ use crate::timeline::{Target, Timeline};
 use crate::types::{LayerId, Name};
 
 impl Timeline {
-    /// Seals the present state and makes it a checkpoint.
+    /// Seals the present state and makes it a checkpoint. Calls `report` as soon as the checkpoint
+    /// survives the end of this process.
     ///
     /// # Errors
     /// The name is taken or not valid, or the store failed. An error after the seal says that the
     /// checkpoint was made.
-    pub fn checkpoint(&self, name: Option<String>, message: String) -> Result<LayerId> {
-        self.checkpoint_with(name, message, None)
-    }
-
-    /// As [`Timeline::checkpoint`], and calls `report` as soon as the checkpoint survives the end
-    /// of this process.
-    ///
-    /// # Errors
-    /// As [`Timeline::checkpoint`].
-    pub fn checkpoint_and_report(
-        &self,
-        name: Option<String>,
-        message: String,
-        mut report: impl FnMut(LayerId, Seal),
-    ) -> Result<LayerId> {
-        self.checkpoint_with(name, message, Some(&mut |layer, seal| report(layer, seal.clone())))
-    }
-
-    fn checkpoint_with(
+    pub fn checkpoint(
         &self,
         name: Option<String>,
         message: String,
@@ -57,7 +40,7 @@ impl Timeline {
         let is_made =
             || self.store.layer(layer).is_some_and(|info| info.seal.as_ref() == Some(&seal));
         let made = |error: Error| error.after(format!("checkpoint {description} was made"));
-        self.seal_with(seal.clone(), report)
+        self.seal(seal.clone(), report)
             .map_err(|error| if is_made() { made(error) } else { error })?;
         let to = Target { layer: Some(layer), epoch: self.epoch() };
         self.log_operation(OpVerb::Checkpoint, description.clone(), to).map_err(made)?;
@@ -85,12 +68,9 @@ impl Timeline {
         }
     }
 
-    /// Seals the upper layer and continues in a new one on top of it.
-    pub(super) fn seal(&self, seal: Seal) -> Result<LayerId> {
-        self.seal_with(seal, None)
-    }
-
-    fn seal_with(&self, seal: Seal, report: Option<Report<'_>>) -> Result<LayerId> {
+    /// Seals the upper layer and continues in a new one on top of it. Calls `report` as
+    /// [`crate::fs::Fs::seal`] does.
+    pub(super) fn seal(&self, seal: Seal, report: Option<Report<'_>>) -> Result<LayerId> {
         let during = |e: Error| e.during("seal the tree");
         let below = self.fs.upper_layer();
         let next = self
@@ -98,11 +78,7 @@ impl Timeline {
             .create_layer(Some(below), &self.head, self.epoch(), LayerKind::Continues)
             .map_err(during)?;
         let above = next.layer();
-        let sealed = match report {
-            Some(report) => self.fs.seal_and_report(next, seal, report),
-            None => self.fs.seal(next, seal),
-        };
-        let (layer, state) = sealed.map_err(during)?;
+        let (layer, state) = self.fs.seal(next, seal, report).map_err(during)?;
         self.trees.lock().keep(layer, state.tree);
         self.with_reserve(|| self.store.set_head(&self.head, above)).map_err(during)?;
         Ok(layer)
@@ -115,7 +91,7 @@ impl Timeline {
         if self.is_sealed() {
             return Ok((Target { layer: self.parent(), epoch }, None));
         }
-        let layer = self.seal(automatic(format!("before {why}")))?;
+        let layer = self.seal(automatic(format!("before {why}")), None)?;
         let sealed = Target { layer: Some(layer), epoch };
         self.log_operation(OpVerb::Seal, format!("before {why}"), sealed)?;
         Ok((sealed, Some(layer)))

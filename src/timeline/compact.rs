@@ -370,7 +370,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let timeline = timeline(dir.path());
         write(&timeline, "first");
-        timeline.seal(seal()).unwrap();
+        timeline.seal(seal(), None).unwrap();
         write(&timeline, "second");
         let layer = timeline.fs().upper_layer();
         let trees = timeline.trees.lock();
@@ -388,7 +388,7 @@ mod tests {
             let kind = LayerKind::Continues;
             let next =
                 timeline.store.create_layer(Some(layer), "main", timeline.epoch(), kind).unwrap();
-            timeline.fs().seal(next, seal()).unwrap();
+            timeline.fs().seal(next, seal(), None).unwrap();
             drop(trees);
             other.join().unwrap()
         });

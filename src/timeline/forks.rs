@@ -99,7 +99,7 @@ impl Timeline {
         let epoch = self.epoch();
         match self.parent() {
             Some(layer) if self.is_sealed() => Ok((layer, epoch)),
-            _ => Ok((self.seal(automatic(why.to_owned()))?, epoch)),
+            _ => Ok((self.seal(automatic(why.to_owned()), None)?, epoch)),
         }
     }
 

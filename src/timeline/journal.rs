@@ -160,7 +160,7 @@ mod tests {
         let file = make(&first, "file");
         make(&first, "a");
         work(&first, file, 40);
-        first.checkpoint(None, String::new()).unwrap();
+        first.checkpoint(None, String::new(), None).unwrap();
         for round in 0..2 {
             work(&first, file, 60);
             let before = journal_len(&first);
@@ -183,7 +183,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let first = timeline(dir.path());
         make(&first, "a");
-        first.checkpoint(None, String::new()).unwrap();
+        first.checkpoint(None, String::new(), None).unwrap();
         let made = make(&first, "b");
         first.fs.unlink(NodeId::ROOT, &name("b")).unwrap();
         first.fs.forget(made, 1);
@@ -295,7 +295,7 @@ mod tests {
         let shortened = failpoint::with(full, || first.shorten_journal(Effort::Everything));
         assert!(shortened.is_err_and(|error| error.is_full()) && !first.fs.sync_has_failed());
         assert!(failpoint::with(full, || first.fs.sync()).is_err());
-        assert!(failpoint::with(full, || first.checkpoint(None, String::new())).is_err());
+        assert!(failpoint::with(full, || first.checkpoint(None, String::new(), None)).is_err());
         work(&first, file, 1);
         first.fs.sync().unwrap();
         assert!(failpoint::with(full, || first.fs.sync()).is_ok(), "it is synced once");

@@ -47,28 +47,20 @@ pub(super) struct Replaced {
 
 impl Fs {
     /// Seals the upper layer; all further changes go to `next` at once. Returns the sealed layer
-    /// and its state. A sync waits for the seal, because what it syncs lies above.
+    /// and its state. A sync waits for the seal, because what it syncs lies above. Calls `report`
+    /// as soon as the state is fixed and the seal survives the end of this process. A power cut can
+    /// still take both then.
     ///
     /// # Errors
     /// As `Upper::seal`. Changes go to `next` all the same, and the layer is sealed before the
-    /// next sync or seal succeeds.
-    pub fn seal(&self, next: Upper, seal: Seal) -> Result<(LayerId, State)> {
-        let (layer, state, (), sealed) = self.seal_and(next, (seal, None), |_| ())?;
-        sealed.map(|()| (layer, state))
-    }
-
-    /// As [`Fs::seal`], and calls `report` as soon as the state is fixed and the seal survives the
-    /// end of this process. A power cut can still take both.
-    ///
-    /// # Errors
-    /// As [`Fs::seal`]. If `report` was called, the layer gets the seal later.
-    pub fn seal_and_report(
+    /// next sync or seal succeeds: with this seal if it was reported.
+    pub fn seal(
         &self,
         next: Upper,
         seal: Seal,
-        report: Report<'_>,
+        report: Option<Report<'_>>,
     ) -> Result<(LayerId, State)> {
-        let (layer, state, (), sealed) = self.seal_and(next, (seal, Some(report)), |_| ())?;
+        let (layer, state, (), sealed) = self.seal_and(next, (seal, report), |_| ())?;
         sealed.map(|()| (layer, state))
     }
 

@@ -227,7 +227,7 @@ mod tests {
         let timeline = timeline(dir.path());
         let none = BTreeSet::new();
         let made: Vec<LayerId> =
-            (0..3).map(|_| timeline.checkpoint(None, String::new()).unwrap()).collect();
+            (0..3).map(|_| timeline.checkpoint(None, String::new(), None).unwrap()).collect();
         for is_full in [false, true] {
             assert_eq!(timeline.is_due(&Policy::default(), &none, is_full), Due::Not);
         }

@@ -163,7 +163,7 @@ impl Timeline {
             return Ok(());
         }
         let seal = automatic(format!("merge '{head}', which has no other changes"));
-        let into = self.with_reserve(|| self.seal(seal.clone()))?;
+        let into = self.with_reserve(|| self.seal(seal.clone(), None))?;
         self.note_merged(layer, into)
     }
 
@@ -192,7 +192,7 @@ impl Timeline {
         let listed = self.list_restored(&changed.from, &shown, changes);
         sealed.map_err(done)?;
         let message = automatic(attempt.to_owned());
-        let after = self.with_reserve(|| self.seal(message.clone())).map_err(done)?;
+        let after = self.with_reserve(|| self.seal(message.clone(), None)).map_err(done)?;
         if let Some(layer) = merged {
             self.note_merged(layer, after).map_err(done)?;
         }

@@ -25,7 +25,7 @@ fn merge(ours: &Timeline, theirs: &Timeline) -> bool {
 }
 
 fn checkpoint(head: &Timeline) -> LayerId {
-    head.checkpoint(None, String::new()).unwrap()
+    head.checkpoint(None, String::new(), None).unwrap()
 }
 
 fn restore(head: &Timeline, layer: LayerId) {

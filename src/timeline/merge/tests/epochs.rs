@@ -93,9 +93,9 @@ fn step(head: &Timeline, (_, what, op): &Step) {
 /// Applies everything, and collects garbage after two checkpoints. Returns the first of them.
 fn apply_and_collect(head: &Timeline) -> Target {
     apply(head, &[]);
-    let applied = head.checkpoint(Some("applied".to_owned()), String::new()).unwrap();
+    let applied = head.checkpoint(Some("applied".to_owned()), String::new(), None).unwrap();
     Program(head.fs()).chmod(&path("top"), 0o640);
-    head.checkpoint(None, String::new()).unwrap();
+    head.checkpoint(None, String::new(), None).unwrap();
     let keep =
         Keep { operations: 0, checkpoints: None, store_bytes: None, spared: BTreeSet::new() };
     for _ in 0..2 {
@@ -205,7 +205,7 @@ fn a_merge_is_the_base_of_the_next_one_after_an_apply_and_gc() {
 #[test]
 fn an_undone_merge_does_not_count_after_an_apply_and_gc() {
     let heads = Heads::new();
-    let begin = heads.main.checkpoint(None, String::new()).unwrap();
+    let begin = heads.main.checkpoint(None, String::new(), None).unwrap();
     let begin = Target { layer: Some(begin), epoch: heads.main.epoch() };
     let fork = heads.fork();
     let (main, other) = (Program(heads.main.fs()), Program(fork.fs()));

@@ -71,7 +71,8 @@ impl Timeline {
             let shown = shown_state(changed.to, &attempt())?;
             let listed = self.list_restored(&changed.from, &shown, changes);
             sealed.map_err(during)?;
-            let after = self.with_reserve(|| self.seal(automatic(attempt()))).map_err(during)?;
+            let after =
+                self.with_reserve(|| self.seal(automatic(attempt()), None)).map_err(during)?;
             let restored = Target { layer: Some(after), epoch: self.epoch() };
             let operation =
                 self.log_operation(verb, description.clone(), restored).map_err(during)?;

@@ -62,6 +62,7 @@ operations! {
     Lseek "lseek",
     CopyFileRange "copy_file_range",
     Readdirplus "readdirplus",
+    Tmpfile "tmpfile",
 }
 
 /// Messages from the kernel since the mount, by operation.

@@ -16,7 +16,7 @@ use crate::fs::{Caller, RenameMode};
 use crate::fuse::counters::Op;
 use crate::fuse::gate::GATE_CLOSED;
 use crate::fuse::server::{Server, name_of};
-use crate::fuse::wire::{Malformed, Operation, Reply, Request};
+use crate::fuse::wire::{Lifetimes, Malformed, Operation, Reply, Request};
 use crate::types::{FileKind, NodeId};
 
 /// Flags of the replies to OPEN and OPENDIR (`FOPEN_*`).
@@ -137,6 +137,9 @@ impl Server {
                 self.serve_rename(request, name, (to, new_name), flags, reply);
             }
             Operation::Link { node, name } => self.serve_link(request, node, name, reply),
+            Operation::Tmpfile { mode, umask } => {
+                self.serve_tmpfile(request, (mode, umask), reply);
+            }
             Operation::Readdir { offset, size } => {
                 self.serve_readdir(request, offset, size, reply);
             }
@@ -245,6 +248,14 @@ impl Server {
         let result = name_of(name)
             .and_then(|name| self.fs.mkdir(request.node, &name, mode, umask, caller(request)));
         call.reply_entry(self.sync_if_required(result), reply);
+    }
+
+    fn serve_tmpfile(&self, request: &Request, (mode, umask): (u32, u32), reply: Reply) {
+        let call = self.call(Op::Tmpfile, request, None);
+        match self.fs.tmpfile(request.node, mode, umask, caller(request)) {
+            Ok(entry) => reply.created(&entry, Lifetimes::FOREVER, KEEP_CACHE),
+            Err(error) => reply.error(call.refuse(&error)),
+        }
     }
 
     fn serve_symlink(&self, request: &Request, name: &[u8], target: &[u8], reply: Reply) {

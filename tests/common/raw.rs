@@ -447,6 +447,8 @@ impl Raw {
         let unique = self.send(DESTROY, 0, &body);
         let answer = self.receive(PATIENCE).expect("an answer to DESTROY");
         assert_eq!(answer.unique, unique);
+        // The kernel then ends the connection. Another thread may already wait for a request.
+        shutdown(self.line.as_raw_fd(), Shutdown::Write).expect("close our end");
         mounted.wait()
     }
 

@@ -133,23 +133,6 @@ fn a_file_has_at_most_65000_names() {
     );
 }
 
-/// Programs (and the crate `tempfile`) take this errno as "use a name and remove it".
-#[test]
-fn o_tmpfile_fails_as_not_supported() {
-    let bench = Bench::over(|base| fs::create_dir(base.join("dir")).unwrap());
-    for _ in 0..3 {
-        for dir in ["", "dir"] {
-            let mut unnamed = OpenOptions::new();
-            unnamed.read(true).write(true).custom_flags(libc::O_TMPFILE);
-            let error = unnamed.open(bench.at(dir)).unwrap_err();
-            assert_eq!(error.raw_os_error(), Some(Errno::EOPNOTSUPP as i32));
-        }
-    }
-    let mut instead = tempfile::tempfile_in(bench.at("dir")).unwrap();
-    std::io::Write::write_all(&mut instead, b"x").unwrap();
-    assert_eq!(fs::read_dir(bench.at("dir")).unwrap().count(), 0);
-}
-
 /// Every way to change something, and its errno.
 fn changes(dir: &Path) -> Vec<(&'static str, Option<Errno>)> {
     let code = |result: std::io::Result<()>| {

@@ -29,4 +29,5 @@ mod rename;
 mod room;
 mod space;
 mod times;
+mod tmpfile;
 mod watch;

@@ -12,7 +12,7 @@ use crate::common::raw::{
 fn unknown_operations_get_enosys() {
     let mut raw = Raw::new();
     let unknown =
-        [0, 7, 19, 48, 49, 50, TMPFILE, 52, 53, 61, 62, 100, 4095, 4097, 65_536, 1 << 31, u32::MAX];
+        [0, 7, 19, 48, 49, 50, 52, 53, 61, 62, 100, 4095, 4097, 65_536, 1 << 31, u32::MAX];
     for opcode in unknown {
         for body in [Body::new(), Body::new().u64(0).u64(0).u64(0), Body::new().name(b"name")] {
             assert_eq!(raw.ask(opcode, ROOT, body), Err(Errno::ENOSYS), "{opcode}");
@@ -73,6 +73,7 @@ fn complete(file: u64) -> Vec<(&'static str, u32, u64, Body)> {
         ("symlink", SYMLINK, ROOT, new().name(b"link").name(b"target")),
         ("mknod", MKNOD, ROOT, new().u32(0o100_644).u32(0).u32(0).u32(0).name(b"new")),
         ("mkdir", MKDIR, ROOT, new().u32(0o755).u32(0).name(b"dir")),
+        ("tmpfile", TMPFILE, ROOT, new().u32(0).u32(0o100_644).u32(0).u32(0).name(b"/")),
         ("rename", RENAME, ROOT, new().u64(ROOT).name(b"file").name(b"other")),
         ("rename2", RENAME2, ROOT, new().u64(ROOT).u32(1).u32(0).name(b"file").name(b"other")),
         ("link", LINK, ROOT, new().u64(file).name(b"another")),

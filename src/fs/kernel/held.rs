@@ -15,6 +15,7 @@ use crate::fs::Extents;
 use crate::fs::kernel::listing::Listing;
 use crate::fs::kernel::nodes::{Held, NodeTable};
 use crate::fs::kernel::orphans::Orphans;
+use crate::store::EarlierReaders;
 use crate::tree::{Meta, Node};
 use crate::types::{Epoch, Ino, NodeId};
 
@@ -85,6 +86,26 @@ impl HeldNodes {
     pub(in crate::fs) fn make_orphan_without_record(&mut self, id: NodeId) {
         self.nodes.orphan(id);
         self.listings.remove(&id);
+    }
+
+    /// Adds a file without a name, which the kernel holds from now on. Returns its id.
+    pub(in crate::fs) fn add_nameless(
+        &mut self,
+        ino: Ino,
+        node: Node,
+        epoch: Epoch,
+    ) -> FsResult<NodeId> {
+        let id = self.nodes.hold(ino, None);
+        self.make_orphan(id, (Arc::new(node), Extents::new()), epoch, |_| ())?;
+        self.orphans.note_nameless(Ino(id.0));
+        Ok(id)
+    }
+
+    /// Makes a file without a name live, because the tree has it now. `readers` are those that may
+    /// still read the orphan's bytes.
+    pub(in crate::fs) fn name_orphan(&mut self, id: NodeId, readers: EarlierReaders) {
+        self.orphans.name(Ino(id.0), readers);
+        self.nodes.revive(id);
     }
 
     /// The listing of a directory that is being read.

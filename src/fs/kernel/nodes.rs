@@ -169,6 +169,13 @@ impl NodeTable {
         }
     }
 
+    /// Makes an orphan live again under its id. No other node may have its number.
+    pub(super) fn revive(&mut self, id: NodeId) {
+        if let Some(held) = self.held.get_mut(&id) {
+            held.state = NodeState::Live { base: None };
+        }
+    }
+
     /// Keeps a live node under its id, and makes the next lookup of its number return another id.
     pub fn retire(&mut self, id: NodeId) {
         if let Some(held) = self.held.get_mut(&id) {

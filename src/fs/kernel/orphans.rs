@@ -5,10 +5,12 @@
 //! * No orphan is in the journal. A remount forgets all of them, and no process can have them open.
 //! * A record is stored under the orphan's id as its number, because the number may have a live
 //!   node again.
+//! * A *nameless* file (O_TMPFILE) is an orphan that never had a name. Only such an orphan can get
+//!   one.
 //! * Writes to an orphan go to an unlinked scratch file, which extents name as layer [`SCRATCH`].
 //!   The file exists only while there are orphans.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
@@ -16,9 +18,9 @@ use std::sync::Arc;
 use crate::error::{Error, FsError, FsResult, Result};
 use crate::fs::Extents;
 use crate::fs::merged::state::SCRATCH;
-use crate::store::Store;
 use crate::store::content::live_ranges::LiveRanges;
 use crate::store::content::pool::PoolWriter;
+use crate::store::{EarlierReaders, Store};
 use crate::tree::{Edit, Misfit, Node, Source, Tree};
 use crate::types::{ByteRange, Epoch, Ino};
 
@@ -27,12 +29,21 @@ pub(in crate::fs) struct Orphans {
     tree: Tree,
     /// The epoch of the base to which an orphan's extents refer. The head may move to another one.
     epochs: HashMap<Ino, Epoch>,
+    nameless: HashSet<Ino>,
     scratch: Option<PoolWriter>,
+    /// Ranges of the scratch file that are free as soon as these readers are done.
+    leaving: Vec<(EarlierReaders, Vec<ByteRange>)>,
 }
 
 impl Orphans {
     pub(super) fn new() -> Orphans {
-        Orphans { tree: Tree::new(), epochs: HashMap::new(), scratch: None }
+        Orphans {
+            tree: Tree::new(),
+            epochs: HashMap::new(),
+            nameless: HashSet::new(),
+            scratch: None,
+            leaving: Vec::new(),
+        }
     }
 
     /// The records and extents.
@@ -64,6 +75,27 @@ impl Orphans {
         Ok(())
     }
 
+    /// Notes that an orphan never had a name.
+    pub(super) fn note_nameless(&mut self, key: Ino) {
+        self.nameless.insert(key);
+    }
+
+    /// Whether an orphan never had a name.
+    pub(in crate::fs) fn is_nameless(&self, key: Ino) -> bool {
+        self.nameless.contains(&key)
+    }
+
+    /// Removes the record of an orphan that got a name and whose bytes were copied. A reader that
+    /// found them here may still read them, so they are freed once `readers` are done.
+    pub(super) fn name(&mut self, key: Ino, readers: EarlierReaders) {
+        let copied = self.live_scratch(key).of(SCRATCH);
+        self.take_out(key);
+        self.free_copied();
+        if !copied.is_empty() && self.scratch.is_some() {
+            self.leaving.push((readers, copied));
+        }
+    }
+
     /// Changes an orphan. Returns whether that freed space in the scratch file.
     pub(in crate::fs) fn apply(&mut self, key: Ino, edits: &[Edit]) -> FsResult<bool> {
         let size = self.tree.size(key);
@@ -85,20 +117,38 @@ impl Orphans {
     /// of these bytes is under way, because a reader holds the node. Returns whether that freed
     /// space: most orphans were never written to.
     pub(super) fn remove(&mut self, key: Ino) -> bool {
-        self.epochs.remove(&key);
         let written = self.live_scratch(key).of(SCRATCH);
+        self.take_out(key);
+        let frees = !written.is_empty();
+        self.reclaim(written);
+        self.free_copied();
+        frees
+    }
+
+    /// Frees the copied bytes whose readers are done.
+    fn free_copied(&mut self) {
+        for (readers, copied) in std::mem::take(&mut self.leaving) {
+            if readers.are_done() {
+                self.reclaim(copied);
+            } else {
+                self.leaving.push((readers, copied));
+            }
+        }
+    }
+
+    /// Removes the record of an orphan, and with the last one the scratch file.
+    fn take_out(&mut self, key: Ino) {
+        self.epochs.remove(&key);
+        self.nameless.remove(&key);
         if self.tree.node(key).is_some() && self.tree.apply(&Edit::Remove { ino: key }).is_err() {
             log::error!("orphan {} could not be released", key.0);
-            return false;
         }
-        let frees = !written.is_empty();
         if self.epochs.is_empty() {
             self.scratch = None;
+            self.leaving.clear();
         } else if let Some(scratch) = &mut self.scratch {
             scratch.close_window(key);
-            self.reclaim(written);
         }
-        frees
     }
 
     /// The ranges of the scratch file to which an orphan refers.

@@ -6,23 +6,23 @@ use crate::error::{FsError, FsResult};
 use crate::fs::ops::acl;
 use crate::fs::ops::privileges::SETGID;
 use crate::fs::ops::slot::{LINK_MAX, Slot, whiteout};
-use crate::fs::{Caller, Core, Entry, Found, Fs, Need};
+use crate::fs::{Caller, Core, Entry, Found, Fs, Need, Target};
 use crate::store::Store;
 use crate::store::edits_log::How;
 use crate::sys::clock;
 use crate::tree::{Body, Dentry, Edit, Meta, Node};
-use crate::types::{FileKind, Ino, Name, NodeId, TYPE_BITS};
+use crate::types::{FileKind, Name, NodeId, TYPE_BITS};
 
 /// The longest text of a symlink, in bytes.
 const SYMLINK_MAX: usize = 4095;
 
 /// A node that is about to be created. `mode` has the type bits.
 #[derive(Clone)]
-struct NewNode {
-    mode: u32,
-    rdev: u64,
-    body: Body,
-    umask: u32,
+pub(super) struct NewNode {
+    pub(super) mode: u32,
+    pub(super) rdev: u64,
+    pub(super) body: Body,
+    pub(super) umask: u32,
 }
 
 impl Fs {
@@ -122,8 +122,7 @@ impl Fs {
     /// Creates a hard link to a node (link(2)).
     ///
     /// # Errors
-    /// EPERM for a directory, ENOENT for a node that is gone, EEXIST, EMLINK; what the store
-    /// answers.
+    /// EPERM for a directory, ENOENT for a node that is gone, EEXIST, EMLINK; those of the store.
     pub fn link(&self, id: NodeId, dir: NodeId, name: &Name) -> FsResult<Entry> {
         self.with_room(Need::More, || self.try_link(id, dir, name))
     }
@@ -135,6 +134,9 @@ impl Fs {
         let target = core.target(id, &asked)?;
         if core.record_of(&target)?.kind() == FileKind::Dir {
             return Err(FsError::NotPermitted);
+        }
+        if let Target::Orphan(key) = target {
+            return core.name_file(&self.store, (id, key), &slot, hides.clone());
         }
         let ino = core.copy_up_target(target)?;
         core.copy_up_parent(&slot)?;
@@ -222,7 +224,7 @@ impl Core {
         self.need_node(store)?;
         self.copy_up_parent(slot)?;
         let (dir, name) = (slot.dir, &slot.name);
-        let node = self.new_node(dir, new, caller)?;
+        let node = new_node(self.tree.node(dir).ok_or(FsError::NotFound)?, new, caller)?;
         let kind = node.kind();
         let ino = store.identities().lock().fresh()?;
         let to = Some(Dentry::Child { ino, hides: hides.clone() });
@@ -237,34 +239,33 @@ impl Core {
         }
         self.hand_out(slot.parent, Found::Upper(ino, hides.clone()))
     }
+}
 
-    /// The record of a new node in a directory of the tree, which passes on its default ACL and,
-    /// with setgid, its group.
-    fn new_node(&self, dir: Ino, new: &NewNode, caller: Caller) -> FsResult<Node> {
-        let above = self.tree.node(dir).ok_or(FsError::NotFound)?;
-        let is_dir = matches!(new.body, Body::Dir { .. });
-        let (mut mode, xattrs) = match new.body {
-            Body::Symlink { .. } => (new.mode, None),
-            _ => acl::inherit(&above.xattrs, new.mode, new.umask, is_dir)?,
-        };
-        let mut gid = caller.gid;
-        if above.meta.mode & SETGID != 0 {
-            gid = above.meta.gid;
-            if is_dir {
-                mode |= SETGID;
-            }
+/// The record of a new node in a directory, which passes on its default ACL and, with setgid, its
+/// group.
+pub(super) fn new_node(above: &Node, new: &NewNode, caller: Caller) -> FsResult<Node> {
+    let is_dir = matches!(new.body, Body::Dir { .. });
+    let (mut mode, xattrs) = match new.body {
+        Body::Symlink { .. } => (new.mode, None),
+        _ => acl::inherit(&above.xattrs, new.mode, new.umask, is_dir)?,
+    };
+    let mut gid = caller.gid;
+    if above.meta.mode & SETGID != 0 {
+        gid = above.meta.gid;
+        if is_dir {
+            mode |= SETGID;
         }
-        let now = clock::now();
-        let meta = Meta {
-            mode,
-            uid: caller.uid,
-            gid,
-            nlink: if is_dir { 2 } else { 1 },
-            rdev: new.rdev,
-            atime: now,
-            mtime: now,
-            ctime: now,
-        };
-        Ok(Node { meta, xattrs, body: new.body.clone() })
     }
+    let now = clock::now();
+    let meta = Meta {
+        mode,
+        uid: caller.uid,
+        gid,
+        nlink: if is_dir { 2 } else { 1 },
+        rdev: new.rdev,
+        atime: now,
+        mtime: now,
+        ctime: now,
+    };
+    Ok(Node { meta, xattrs, body: new.body.clone() })
 }

@@ -224,7 +224,7 @@ impl Core {
     }
 
     /// The bytes of a file as they are now, with zeros after its end.
-    fn current_bytes(&self, file: Writable, range: ByteRange) -> FsResult<Vec<u8>> {
+    pub(super) fn current_bytes(&self, file: Writable, range: ByteRange) -> FsResult<Vec<u8>> {
         if range.is_empty() {
             return Ok(Vec::new());
         }

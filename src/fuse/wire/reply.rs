@@ -13,6 +13,8 @@ use crate::types::{FileKind, Ino, PERM_BITS, Timestamp};
 const HEADER: usize = 16;
 /// `sizeof(struct fuse_entry_out)`.
 const ENTRY: usize = 128;
+/// `sizeof(struct fuse_open_out)`.
+const OPENED: usize = 16;
 
 /// A lifetime without an end for the kernel's caches, in seconds: a century, which overflows none
 /// of its clocks.
@@ -109,6 +111,12 @@ impl Reply {
         self.data(Body::with(ENTRY).entry(entry, lifetimes).bytes());
     }
 
+    /// Answers TMPFILE, which creates a node and opens it.
+    pub(in crate::fuse) fn created(self, entry: &Entry, lifetimes: Lifetimes, flags: u32) {
+        let mut body = Body::with(ENTRY + OPENED);
+        self.data(body.entry(entry, lifetimes).opened(flags).bytes());
+    }
+
     /// Answers LOOKUP: there is no such name, and the kernel may remember that.
     pub(in crate::fuse) fn no_entry(self) {
         self.data(Body::with(ENTRY).u64(0).u64(0).u64(FOREVER).zeros(ENTRY - 24).bytes());
@@ -121,7 +129,7 @@ impl Reply {
 
     /// Answers OPEN and OPENDIR.
     pub(in crate::fuse) fn opened(self, flags: u32) {
-        self.data(Body::with(16).u64(0).u32(flags).u32(0).bytes());
+        self.data(Body::with(OPENED).opened(flags).bytes());
     }
 
     /// Answers WRITE and COPY_FILE_RANGE.
@@ -226,6 +234,11 @@ impl Body {
     /// `struct fuse_entry_out`.
     fn entry(&mut self, Entry { id, attr }: &Entry, lifetimes: Lifetimes) -> &mut Body {
         self.u64(id.0).u64(0).u64(lifetimes.name).u64(lifetimes.attributes).u64(0).attr(attr)
+    }
+
+    /// `struct fuse_open_out`. The handle is always 0.
+    fn opened(&mut self, flags: u32) -> &mut Body {
+        self.u64(0).u32(flags).u32(0)
     }
 
     /// `struct fuse_attr`.

@@ -215,6 +215,11 @@ pub(in crate::fuse) enum Operation<'a> {
         len: u64,
         flags: u64,
     },
+    /// A file without a name, in the request's node.
+    Tmpfile {
+        mode: u32,
+        umask: u32,
+    },
     /// One that this server does not know.
     Unknown,
 }
@@ -263,6 +268,10 @@ impl<'a> Operation<'a> {
                 Operation::Getxattr { name: f.name()?, size }
             }
             24 => Operation::Removexattr { name: f.name()? },
+            51 => {
+                let (_flags, mode, umask, _open_flags) = (f.u32()?, f.u32()?, f.u32()?, f.u32()?);
+                f.name().map(|_unused| Operation::Tmpfile { mode, umask })?
+            }
             45 => {
                 let (to, flags, _padding) = (NodeId(f.u64()?), f.u32()?, f.u32()?);
                 Operation::Rename { name: f.name()?, to, new_name: f.name()?, flags }

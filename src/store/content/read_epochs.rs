@@ -5,7 +5,7 @@
 //!   bytes are read.
 //! * [`ReadEpochs::wait_for_all`] ends the current epoch and waits for the guards of all earlier
 //!   epochs. It does not wait for guards that are taken later: those readers see the new remaps.
-//! * Who cannot wait asks [`EarlierReaders`] later.
+//! * A caller that cannot wait asks [`EarlierReaders`] later.
 
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};

@@ -165,10 +165,16 @@ fn an_interrupted_checkpoint_exists_or_not() {
     at_every_step(&["checkpoint", "green"]);
 }
 
+/// The failures are those before the report, and the late ones, which the command reports too.
+#[test]
+fn a_checkpoint_that_is_reported_before_its_sync_and_fails_exists_or_not() {
+    at_every_step(&["checkpoint", "--no-sync", "green"]);
+}
+
 #[test]
 fn a_checkpoint_that_is_reported_before_its_sync_survives_every_kill() {
     let (live, words) = (prepared(), ["checkpoint", "--no-sync", "green"]);
-    let copied = live.outside().join("copy");
+    let (copied, killed) = (live.outside().join("copy"), live.outside().join("killed"));
     copy(&live.store, &copied);
     assert!(jailfs(&copied, &words, "").status.success());
     let (before, after) = (states(&live.store), states(&copied));
@@ -179,6 +185,9 @@ fn a_checkpoint_that_is_reported_before_its_sync_survives_every_kill() {
         let when = format!("kill:any:{step}");
         copy(&live.store, &copied);
         let output = jailfs(&copied, &words, &when);
+        if output.stdout.starts_with(b"checkpoint ") && reported == 0 {
+            copy(&copied, &killed);
+        }
         check(&copied, &when);
         let found = states(&copied);
         check(&copied, &format!("{when}, opened"));
@@ -195,6 +204,17 @@ fn a_checkpoint_that_is_reported_before_its_sync_survives_every_kill() {
         }
     }
     eprintln!("{step} steps, {reported} of them after the report was printed");
+    // The start after such a kill is killed, too.
+    let is_whole = |step: &u32| {
+        let when = format!("kill:any:{step} of the next start");
+        copy(&killed, &copied);
+        let output = jailfs(&copied, &["log"], &format!("kill:any:{step}"));
+        check(&copied, &when);
+        assert!(states(&copied) == after, "{when}");
+        output.status.success()
+    };
+    let steps = (1..400).find(is_whole).expect("the start ends");
+    assert!(steps > 5, "the start completes the checkpoint");
 }
 
 #[test]

@@ -77,7 +77,7 @@ use crate::store::op_log::OpLog;
 use crate::store::reserve::Reserve;
 use crate::types::LayerId;
 
-pub use content::read_epochs::{EarlierReaders, ReadGuard};
+pub use content::read_epochs::ReadGuard;
 pub use format::{BaseRecord, base_of, exists, mark_of};
 
 /// How long [`Store::wait_for_read_epochs`] waits.
@@ -167,11 +167,6 @@ impl Store {
     /// stored; those places stay valid while the guard lives.
     pub fn reading(&self) -> ReadGuard {
         self.readers.enter()
-    }
-
-    /// The readers that may use an old place of content now.
-    pub fn earlier_readers(&self) -> EarlierReaders {
-        self.readers.end()
     }
 
     /// Waits for all readers that may use an old place of content. Returns false if one of them is

@@ -79,12 +79,9 @@ impl Common {
         // A seal that is not complete, or failed, leaves an unsealed layer below the upper one.
         let is_sealed = |info: &LayerInfo| info.seal.is_some();
         let newest_seal = |head: &Arc<Timeline>| head.ancestry().into_iter().find(is_sealed);
-        let below: BTreeSet<LayerId> = self
-            .open_heads()
-            .iter()
-            .filter_map(newest_seal)
-            .map(|info| info.header.layer)
-            .collect();
+        let heads = self.open_heads();
+        let sealed = heads.iter().filter_map(newest_seal);
+        let below: BTreeSet<LayerId> = sealed.map(|info| info.header.layer).collect();
         let mut is_any = false;
         for top in &below {
             if self.replay_is_long(*top) || effort == Effort::Everything {

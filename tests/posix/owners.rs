@@ -220,6 +220,7 @@ fn a_change_clears_privileges_as_on_the_host() {
         "setfattr -n user.a -v b p",
         "ln p q; rm q",
         "mv p q; mv q p",
+        "dd if=/dev/zero of=p bs=4096 count=1 oflag=direct conv=notrunc status=none",
         "python3 -c 'import os\nf=os.open(\"p\", os.O_RDWR)\nos.truncate(f, 1)'",
         "python3 -c 'import os\nf=os.open(\"p\", os.O_RDWR)\nos.copy_file_range(f, f, 2, 0, 5)'",
     ];

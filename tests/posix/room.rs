@@ -112,6 +112,28 @@ fn every_mode_of_fallocate_works_as_on_the_host_or_is_not_supported() {
     assert_eq!(summary(&file), (20_000, 140_000, vec![]));
 }
 
+#[test]
+fn more_than_is_free_cannot_be_allocated() {
+    let bench = Bench::over(|base| fs::write(base.join("base"), [7; 20_000]).unwrap());
+    fs::write(bench.at("new"), [8; 20_000]).unwrap();
+    let free = nix::sys::statvfs::statvfs(&bench.at("")).unwrap();
+    let free = i64::try_from(free.blocks_available() * free.fragment_size()).unwrap();
+    let too_much = free + (1 << 33);
+    for name in ["base", "new"] {
+        let file = open(&bench.at(name));
+        for mode in [FallocateFlags::empty(), FallocateFlags::FALLOC_FL_KEEP_SIZE] {
+            assert_eq!(fallocate(&file, mode, 0, too_much), Err(Errno::ENOSPC), "{name}");
+            assert_eq!(fallocate(&file, mode, too_much, 10_000), Ok(()), "{name}, far behind");
+            file.set_len(20_000).unwrap();
+        }
+        // Holes count, and data does not.
+        file.set_len(too_much.cast_unsigned()).unwrap();
+        let mode = FallocateFlags::empty();
+        assert_eq!(fallocate(&file, mode, 0, too_much), Err(Errno::ENOSPC), "{name}, a hole");
+        assert_eq!(fallocate(&file, mode, 0, 20_000), Ok(()), "{name}, data");
+    }
+}
+
 /// The starts of data and holes, in blocks of 4 KiB, as lseek(2) reports them.
 fn data_and_holes(file: &File) -> Vec<(u64, u64)> {
     let size = file.metadata().unwrap().len();

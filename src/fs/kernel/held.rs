@@ -15,7 +15,6 @@ use crate::fs::Extents;
 use crate::fs::kernel::listing::Listing;
 use crate::fs::kernel::nodes::{Held, NodeTable};
 use crate::fs::kernel::orphans::Orphans;
-use crate::store::EarlierReaders;
 use crate::tree::{Meta, Node};
 use crate::types::{Epoch, Ino, NodeId};
 
@@ -89,22 +88,22 @@ impl HeldNodes {
     }
 
     /// Adds a file without a name, which the kernel holds from now on. Returns its id.
-    pub(in crate::fs) fn add_nameless(
+    pub(in crate::fs) fn add_unnamed(
         &mut self,
         ino: Ino,
         node: Node,
         epoch: Epoch,
     ) -> FsResult<NodeId> {
-        let id = self.nodes.hold(ino, None);
-        self.make_orphan(id, (Arc::new(node), Extents::new()), epoch, |_| ())?;
-        self.orphans.note_nameless(Ino(id.0));
+        let id = NodeId(ino.0);
+        self.orphans.insert_unnamed(ino, node, epoch)?;
+        self.nodes.hold(ino, None);
+        self.nodes.orphan(id);
         Ok(id)
     }
 
-    /// Makes a file without a name live, because the tree has it now. `readers` are those that may
-    /// still read the orphan's bytes.
-    pub(in crate::fs) fn name_orphan(&mut self, id: NodeId, readers: EarlierReaders) {
-        self.orphans.name(Ino(id.0), readers);
+    /// Makes a file without a name live, because the tree has it now.
+    pub(in crate::fs) fn unnamed_was_linked(&mut self, id: NodeId) {
+        self.orphans.remove(Ino(id.0));
         self.nodes.revive(id);
     }
 

@@ -1,14 +1,14 @@
-//! The orphans: the records and content of nodes that were removed or replaced and that the kernel
-//! still holds.
+//! The orphans: the records and content of nodes that were removed or replaced, or that have no name
+//! yet, and that the kernel holds.
 //!
 //! Always true:
 //! * No orphan is in the journal. A remount forgets all of them, and no process can have them open.
 //! * A record is stored under the orphan's id as its number, because the number may have a live
 //!   node again.
-//! * A *nameless* file (O_TMPFILE) is an orphan that never had a name. Only such an orphan can get
-//!   one.
 //! * Writes to an orphan go to an unlinked scratch file, which extents name as layer [`SCRATCH`].
 //!   The file exists only while there are orphans.
+//! * An *unnamed* file (O_TMPFILE) is an orphan that never had a name, and the only one that can get
+//!   one. Writes to it go to the pool of the upper layer, so that its name costs one record.
 
 use std::collections::{HashMap, HashSet};
 use std::fs::File;
@@ -18,9 +18,9 @@ use std::sync::Arc;
 use crate::error::{Error, FsError, FsResult, Result};
 use crate::fs::Extents;
 use crate::fs::merged::state::SCRATCH;
+use crate::store::Store;
 use crate::store::content::live_ranges::LiveRanges;
 use crate::store::content::pool::PoolWriter;
-use crate::store::{EarlierReaders, Store};
 use crate::tree::{Edit, Misfit, Node, Source, Tree};
 use crate::types::{ByteRange, Epoch, Ino};
 
@@ -29,21 +29,14 @@ pub(in crate::fs) struct Orphans {
     tree: Tree,
     /// The epoch of the base to which an orphan's extents refer. The head may move to another one.
     epochs: HashMap<Ino, Epoch>,
-    nameless: HashSet<Ino>,
+    unnamed: HashSet<Ino>,
     scratch: Option<PoolWriter>,
-    /// Ranges of the scratch file that are free as soon as these readers are done.
-    leaving: Vec<(EarlierReaders, Vec<ByteRange>)>,
 }
 
 impl Orphans {
     pub(super) fn new() -> Orphans {
-        Orphans {
-            tree: Tree::new(),
-            epochs: HashMap::new(),
-            nameless: HashSet::new(),
-            scratch: None,
-            leaving: Vec::new(),
-        }
+        let (epochs, unnamed) = (HashMap::new(), HashSet::new());
+        Orphans { tree: Tree::new(), epochs, unnamed, scratch: None }
     }
 
     /// The records and extents.
@@ -75,25 +68,16 @@ impl Orphans {
         Ok(())
     }
 
-    /// Notes that an orphan never had a name.
-    pub(super) fn note_nameless(&mut self, key: Ino) {
-        self.nameless.insert(key);
+    /// Stores the record of a new file without a name.
+    pub(super) fn insert_unnamed(&mut self, key: Ino, node: Node, epoch: Epoch) -> FsResult<()> {
+        self.insert(key, (Arc::new(node), Extents::new()), epoch)?;
+        self.unnamed.insert(key);
+        Ok(())
     }
 
     /// Whether an orphan never had a name.
-    pub(in crate::fs) fn is_nameless(&self, key: Ino) -> bool {
-        self.nameless.contains(&key)
-    }
-
-    /// Removes the record of an orphan that got a name and whose bytes were copied. A reader that
-    /// found them here may still read them, so they are freed once `readers` are done.
-    pub(super) fn name(&mut self, key: Ino, readers: EarlierReaders) {
-        let copied = self.live_scratch(key).of(SCRATCH);
-        self.take_out(key);
-        self.free_copied();
-        if !copied.is_empty() && self.scratch.is_some() {
-            self.leaving.push((readers, copied));
-        }
+    pub(in crate::fs) fn is_unnamed(&self, key: Ino) -> bool {
+        self.unnamed.contains(&key)
     }
 
     /// Changes an orphan. Returns whether that freed space in the scratch file.
@@ -117,38 +101,21 @@ impl Orphans {
     /// of these bytes is under way, because a reader holds the node. Returns whether that freed
     /// space: most orphans were never written to.
     pub(super) fn remove(&mut self, key: Ino) -> bool {
-        let written = self.live_scratch(key).of(SCRATCH);
-        self.take_out(key);
-        let frees = !written.is_empty();
-        self.reclaim(written);
-        self.free_copied();
-        frees
-    }
-
-    /// Frees the copied bytes whose readers are done.
-    fn free_copied(&mut self) {
-        for (readers, copied) in std::mem::take(&mut self.leaving) {
-            if readers.are_done() {
-                self.reclaim(copied);
-            } else {
-                self.leaving.push((readers, copied));
-            }
-        }
-    }
-
-    /// Removes the record of an orphan, and with the last one the scratch file.
-    fn take_out(&mut self, key: Ino) {
         self.epochs.remove(&key);
-        self.nameless.remove(&key);
+        self.unnamed.remove(&key);
+        let written = self.live_scratch(key).of(SCRATCH);
         if self.tree.node(key).is_some() && self.tree.apply(&Edit::Remove { ino: key }).is_err() {
             log::error!("orphan {} could not be released", key.0);
+            return false;
         }
+        let frees = !written.is_empty();
         if self.epochs.is_empty() {
             self.scratch = None;
-            self.leaving.clear();
         } else if let Some(scratch) = &mut self.scratch {
             scratch.close_window(key);
+            self.reclaim(written);
         }
+        frees
     }
 
     /// The ranges of the scratch file to which an orphan refers.

@@ -210,7 +210,8 @@ impl Fs {
     /// a later write can still meet a full disk.
     ///
     /// # Errors
-    /// EOPNOTSUPP for modes other than keep-size, punch-hole and zero-range; as [`Fs::write`].
+    /// EOPNOTSUPP for modes other than keep-size, punch-hole and zero-range; ENOSPC if more is
+    /// allocated than is free; as [`Fs::write`].
     pub fn fallocate<'a>(
         &self,
         id: NodeId,
@@ -221,6 +222,9 @@ impl Fs {
     ) -> FsResult<()> {
         let privileges = privileges.into();
         let change = Fallocate::parse(mode, offset, len)?;
+        if !change.zeroes {
+            self.check_free_for(id, change.range)?;
+        }
         self.with_room(Need::Less, || {
             let (mut core, asked) = self.core_for_node(id);
             let target = core.content_target(id, &asked)?;
@@ -228,6 +232,27 @@ impl Fs {
                 Ok(change.edits(file, core.tree_of(file).size(file.key)))
             })
         })
+    }
+
+    /// Refuses to allocate a range of a file if its holes and what lies behind its end are more
+    /// than is free. The edit history does not go for it.
+    fn check_free_for(&self, id: NodeId, range: ByteRange) -> FsResult<()> {
+        let missing = {
+            let (core, asked) = self.core_for_node(id);
+            let target = core.target(id, &asked)?;
+            let size = core.attr_of(id, &target)?.size;
+            let behind = range.end.saturating_sub(range.start.max(size));
+            let holes = match target {
+                Target::Upper(ino) => core.tree.segments(ino, range),
+                Target::Orphan(key) => core.held.orphans().tree().segments(key, range),
+                Target::Base(..) => Vec::new(),
+            };
+            let holes = holes.into_iter().filter(|segment| segment.source.is_none());
+            holes.map(|segment| segment.range.len()).sum::<u64>().saturating_add(behind)
+        };
+        let space = self.statfs()?;
+        let free = space.available.saturating_mul(u64::from(space.block_size));
+        if missing > free { Err(FsError::NoSpace) } else { Ok(()) }
     }
 
     /// Finds data or a hole at or after an offset (lseek(2)).
@@ -392,10 +417,12 @@ impl Core {
         if self.hides_node(node) {
             return Err(FsError::AccessDenied);
         }
-        if !file.is_orphan {
-            // Bytes that are overwritten in place are visible before there is a record of them. So
-            // the layer must be writable, and the edit history must have its copy.
+        if !self.is_in_scratch(file) {
             self.upper.check()?;
+        }
+        // Bytes that are overwritten in place are visible before there is a record of them. So the
+        // layer must be writable, and the edit history must have its copy.
+        if !file.is_orphan {
             self.before_change(file.key, touch);
         }
         Ok(())

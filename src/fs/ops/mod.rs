@@ -6,7 +6,6 @@
 pub(in crate::fs) mod acl;
 pub(in crate::fs) mod attrs;
 pub(in crate::fs) mod data;
-mod nameless;
 pub(in crate::fs) mod namespace;
 pub(in crate::fs) mod privileges;
 pub(in crate::fs) mod readdir;
@@ -15,5 +14,6 @@ pub(in crate::fs) mod slot;
 pub(in crate::fs) mod symlink;
 #[cfg(test)]
 mod tests;
+mod tmpfile;
 mod writable;
 mod write;

@@ -136,7 +136,7 @@ impl Fs {
             return Err(FsError::NotPermitted);
         }
         if let Target::Orphan(key) = target {
-            return core.name_file(&self.store, (id, key), &slot, hides.clone());
+            return core.link_unnamed((id, key), &slot, hides.clone());
         }
         let ino = core.copy_up_target(target)?;
         core.copy_up_parent(&slot)?;

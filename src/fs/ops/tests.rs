@@ -14,21 +14,21 @@ use crate::tree::Tree;
 use crate::types::{Epoch, Name, NodeId};
 
 /// A filesystem whose base has files `a` to `h` in the directory `d`.
-pub(super) struct Place {
+struct Place {
     _dir: tempfile::TempDir,
-    pub(super) fs: Fs,
+    fs: Fs,
     /// The directory `d`.
     dir: NodeId,
 }
 
-pub(super) fn name(text: &str) -> Name {
+fn name(text: &str) -> Name {
     Name::new(text.as_bytes()).unwrap()
 }
 
-pub(super) const CALLER: Caller = Caller { uid: 0, gid: 0 };
+const CALLER: Caller = Caller { uid: 0, gid: 0 };
 
 impl Place {
-    pub(super) fn new() -> Place {
+    fn new() -> Place {
         let dir = tempfile::tempdir().unwrap();
         let (base, store) = (dir.path().join("base"), dir.path().join("store"));
         std::fs::create_dir_all(base.join("d")).unwrap();

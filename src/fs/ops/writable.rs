@@ -51,7 +51,12 @@ impl Core {
 
     /// The layer to which the content of a node is written.
     pub(super) fn layer_of(&self, node: Writable) -> LayerId {
-        if node.is_orphan { SCRATCH } else { self.upper.layer() }
+        if self.is_in_scratch(node) { SCRATCH } else { self.upper.layer() }
+    }
+
+    /// Whether the content of a node is written to the scratch file of the orphans.
+    pub(super) fn is_in_scratch(&self, node: Writable) -> bool {
+        node.is_orphan && !self.held.orphans().is_unnamed(node.key)
     }
 
     /// Applies edits to a node. Those of a live node are recorded; those of an orphan concern only

@@ -47,7 +47,7 @@ impl Core {
         offset: u64,
         bytes: &[u8],
     ) -> FsResult<Vec<Edit>> {
-        if file.is_orphan {
+        if self.is_in_scratch(file) {
             self.held.orphans_mut().scratch(store)?;
         }
         let range = ByteRange::at(offset, bytes.len() as u64);
@@ -101,7 +101,7 @@ impl Core {
     }
 
     fn pool_of(&mut self, file: Writable) -> FsResult<&mut PoolWriter> {
-        if !file.is_orphan {
+        if !self.is_in_scratch(file) {
             return Ok(&mut self.upper.pool);
         }
         self.held
@@ -224,7 +224,7 @@ impl Core {
     }
 
     /// The bytes of a file as they are now, with zeros after its end.
-    pub(super) fn current_bytes(&self, file: Writable, range: ByteRange) -> FsResult<Vec<u8>> {
+    fn current_bytes(&self, file: Writable, range: ByteRange) -> FsResult<Vec<u8>> {
         if range.is_empty() {
             return Ok(Vec::new());
         }

@@ -270,7 +270,8 @@ impl<'a> Operation<'a> {
             24 => Operation::Removexattr { name: f.name()? },
             51 => {
                 let (_flags, mode, umask, _open_flags) = (f.u32()?, f.u32()?, f.u32()?, f.u32()?);
-                f.name().map(|_unused| Operation::Tmpfile { mode, umask })?
+                let _name = f.name()?;
+                Operation::Tmpfile { mode, umask }
             }
             45 => {
                 let (to, flags, _padding) = (NodeId(f.u64()?), f.u32()?, f.u32()?);

@@ -5,7 +5,6 @@
 //!   bytes are read.
 //! * [`ReadEpochs::wait_for_all`] ends the current epoch and waits for the guards of all earlier
 //!   epochs. It does not wait for guards that are taken later: those readers see the new remaps.
-//! * A caller that cannot wait asks [`EarlierReaders`] later.
 
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -16,16 +15,6 @@ use parking_lot::Mutex;
 #[derive(Clone)]
 pub struct ReadGuard {
     _epoch: Arc<()>,
-}
-
-/// The readers that had a guard at one moment.
-pub struct EarlierReaders(Vec<Weak<()>>);
-
-impl EarlierReaders {
-    /// Whether all of these guards are dropped.
-    pub fn are_done(&self) -> bool {
-        self.0.iter().all(|epoch| epoch.strong_count() == 0)
-    }
 }
 
 /// The read epochs of a store.
@@ -47,21 +36,18 @@ impl ReadEpochs {
         ReadGuard { _epoch: Arc::clone(&self.epochs.lock().current) }
     }
 
-    /// Ends the current epoch. Returns the readers that have a guard now.
-    pub(in crate::store) fn end(&self) -> EarlierReaders {
-        let mut epochs = self.epochs.lock();
-        let last = Arc::downgrade(&std::mem::take(&mut epochs.current));
-        epochs.ended.push(last);
-        epochs.ended.retain(|epoch| epoch.strong_count() > 0);
-        EarlierReaders(epochs.ended.clone())
-    }
-
     /// Waits until every guard that exists now is dropped. Returns false if that takes longer than
     /// `patience`; the next wait then also waits for these guards.
     pub(in crate::store) fn wait_for_all(&self, patience: Duration) -> bool {
-        let readers = self.end();
+        let ended = {
+            let mut epochs = self.epochs.lock();
+            let last = Arc::downgrade(&std::mem::take(&mut epochs.current));
+            epochs.ended.push(last);
+            epochs.ended.retain(|epoch| epoch.strong_count() > 0);
+            epochs.ended.clone()
+        };
         let end = Instant::now() + patience;
-        while !readers.are_done() {
+        while ended.iter().any(|epoch| epoch.strong_count() > 0) {
             if Instant::now() > end {
                 return false;
             }

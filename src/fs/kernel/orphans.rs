@@ -1,5 +1,5 @@
-//! The orphans: the records and content of nodes that were removed or replaced, or that have no name
-//! yet, and that the kernel holds.
+//! The orphans: the records and content of nodes that were removed or replaced, or that have no
+//! name yet, and that the kernel holds.
 //!
 //! Always true:
 //! * No orphan is in the journal. A remount forgets all of them, and no process can have them open.
@@ -7,8 +7,8 @@
 //!   node again.
 //! * Writes to an orphan go to an unlinked scratch file, which extents name as layer [`SCRATCH`].
 //!   The file exists only while there are orphans.
-//! * An *unnamed* file (O_TMPFILE) is an orphan that never had a name, and the only one that can get
-//!   one. Writes to it go to the pool of the upper layer, so that its name costs one record.
+//! * An *unnamed* file (O_TMPFILE) is an orphan that never had a name, and the only one that can
+//!   get one. Writes to it go to the pool of the upper layer, so that its name costs one record.
 
 use std::collections::{HashMap, HashSet};
 use std::fs::File;

@@ -1,7 +1,7 @@
 //! Files without a name (O_TMPFILE of open(2)), and the link that gives them one (linkat(2)).
 //!
-//! Such a file is an orphan: it is in no checkpoint, and is gone when its last holder closes it. The
-//! link makes it live under the id that the kernel has.
+//! Such a file is an orphan: it is in no checkpoint, and is gone when its last holder closes it.
+//! The link makes it live under the id that the kernel has.
 
 use std::sync::Arc;
 

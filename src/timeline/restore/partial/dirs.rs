@@ -34,8 +34,13 @@ impl Merge<'_> {
             Body::Dir { base: Some(path) } => is_free && self.epochs.is_same(path),
             _ => true,
         };
-        if !merges_base || !self.is_inside(&change.path) {
+        let leads_to_path = !self.is_inside(&change.path);
+        if !merges_base || leads_to_path {
             node.body = Body::Dir { base: None };
+        }
+        // It has no other subdirectories. A filesystem that does not count them shows 1.
+        if leads_to_path && node.meta.nlink > 2 {
+            node.meta.nlink = 2;
         }
         let hides = self.hidden(dir, lower.as_ref(), &name)?;
         let shows_base = matches!(&node.body, Body::Dir { base: Some(_) });

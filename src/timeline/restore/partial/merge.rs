@@ -1,6 +1,7 @@
 //! Merges some paths of another state into the present tree.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::Arc;
 
 use crate::error::{FsError, FsResult};
 use crate::fs::{Found, State};
@@ -196,13 +197,18 @@ impl Merge<'_> {
         lower: Option<&TreePath>,
         name: &Name,
     ) -> FsResult<Hides> {
-        Ok(match self.state.find(dir, lower, name)? {
-            Found::Upper(_, hides) | Found::Nothing(hides) => hides,
-            Found::Base(ino, _, node) => Some(node.fingerprint(ino)),
-        })
+        match self.state.tree.dentry(dir, name) {
+            Some(Dentry::Child { hides, .. }) => return Ok(hides.clone()),
+            Some(Dentry::Whiteout(print)) => return Ok(Some(Arc::clone(print))),
+            None => {}
+        }
+        // Not by a lookup in the state, which would number the node anew if its own number is used.
+        let Some(path) = lower.map(|dir| dir.join(name)) else { return Ok(None) };
+        Ok(self.state.lower.lookup(&path)?.map(|(ino, node)| node.fingerprint(ino)))
     }
 
-    /// Whether removing what hides a name makes exactly this node visible again.
+    /// Whether removing what hides a name makes exactly this node visible again. Never for a
+    /// directory: the nodes below it may be elsewhere now, or an apply may have added names.
     pub(super) fn is_visible_unhidden(
         &self,
         found: &Found,
@@ -211,8 +217,8 @@ impl Merge<'_> {
         nlink: u32,
     ) -> bool {
         let Found::Base(ino, path, node) = found else { return false };
-        let is_dir = node.kind() == FileKind::Dir;
-        (is_dir || nlink == 1)
+        node.kind() != FileKind::Dir
+            && nlink == 1
             && lower.is_some_and(|dir| dir.join(name) == *path)
             && self.state.tree.node(*ino).is_none()
             && self.epochs.is_same(path)

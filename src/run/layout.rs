@@ -52,13 +52,15 @@ const REPLACED: &[(&str, MountKind)] = &[
 ];
 
 /// The paths that the command must not see. [`Spec::shown`] lifts the hiding at and below a path,
-/// the other options only at the path itself. No option shows withheld paths or stores.
+/// the other options only at the path itself. No option shows withheld paths or stores. The control
+/// socket of the sandbox itself, which is among the sockets of the host, is not hidden.
 pub fn hidden(spec: &Spec) -> Vec<PathBuf> {
+    let is_own = |path: &Path| path.starts_with(&spec.store);
     let is_shown = |path: &Path| spec.shown.iter().any(|shown| path.starts_with(shown));
     let is_named =
         |path: &Path| spec.bound.iter().chain(&spec.writable).any(|named| path == Path::new(named));
-    let by_default =
-        spec.hidden.iter().map(PathBuf::from).filter(|path| !is_shown(path) && !is_named(path));
+    let by_default = spec.hidden.iter().map(PathBuf::from);
+    let by_default = by_default.filter(|path| !is_shown(path) && !is_named(path) && !is_own(path));
     by_default.chain(spec.withheld.iter().chain(&spec.stores).map(PathBuf::from)).collect()
 }
 
@@ -219,5 +221,9 @@ mod tests {
         let layout = plan(&Spec { stores: vec!["/state".into()], ..spec("/r") });
         let (all, own) = (at(&layout, "/state").unwrap(), at(&layout, "/state/s").unwrap());
         assert!(all.1 == MountKind::Hidden && own.1 == MountKind::Store && all.0 < own.0);
+        let hidden = vec!["/state/s/control".into(), "/state/other/control".into()];
+        let layout = plan(&Spec { hidden, ..spec("/r") });
+        assert_eq!(at(&layout, "/state/s/control"), None);
+        assert_eq!(at(&layout, "/state/other/control").unwrap().1, MountKind::Hidden);
     }
 }

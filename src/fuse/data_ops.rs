@@ -72,13 +72,16 @@ impl Server {
         }
         let kill = write_flags & WRITE_KILL_SUIDGID != 0;
         let from_cache = write_flags & WRITE_CACHE != 0;
-        let appends = flags & nix::libc::O_APPEND.cast_unsigned() != 0 && !from_cache;
+        let appends = flags & nix::libc::O_APPEND.cast_unsigned() != 0;
         let requester = Requester::of(request).without_fsetid();
         let privileges =
             if kill { PrivilegeBits::AsCaller(&requester) } else { PrivilegeBits::Keep };
-        let result = match appends {
-            true => self.fs.append(request.node, offset, data, privileges),
-            false => self.fs.write(request.node, offset, data, privileges),
+        let result = if from_cache {
+            self.fs.write_back(request.node, offset, data, privileges)
+        } else if appends {
+            self.fs.append(request.node, offset, data, privileges)
+        } else {
+            self.fs.write(request.node, offset, data, privileges)
         };
         if from_cache {
             self.recent_writeback.note(request.node);

@@ -6,11 +6,14 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::Path;
 use std::time::Duration;
 
+use jailfs::internals::fuse::MountOptions;
+use jailfs::types::{Name, NodeId};
 use nix::fcntl::{AT_FDCWD, FallocateFlags, fallocate};
 use nix::sys::stat::{UtimensatFlags, utimensat};
 use nix::sys::time::TimeSpec;
 
 use crate::both::{Side, as_user, same_also_with_writeback};
+use crate::common::Bench;
 
 /// `(mtime, ctime)` of some nodes.
 fn times(side: &Side, names: &[&str]) -> Vec<Option<[(i64, i64); 2]>> {
@@ -114,6 +117,23 @@ fn each_operation_changes_the_same_times_as_on_the_host() {
         noted(side, "fail to remove", |side| drop(fs::remove_dir(side.at("dir")).unwrap_err()));
         noted(side, "rename to itself", |side| fs::rename(side.at("new"), side.at("new")).unwrap());
     });
+}
+
+/// The kernel sends no time for a write within the same tick of its clock as a truncation.
+#[test]
+fn with_a_writeback_cache_the_time_that_programs_saw_stays() {
+    let options = MountOptions { writeback: true, ..MountOptions::default() };
+    let bench = Bench::with(&options, |_| ());
+    for round in 0..50 {
+        let mut file = File::create(bench.at("f")).unwrap();
+        file.write_all(&[7; 5000]).unwrap();
+        let about = file.metadata().unwrap();
+        let seen = (about.mtime(), about.mtime_nsec());
+        file.sync_all().unwrap();
+        let name = Name::new(b"f").unwrap();
+        let kept = bench.fs.lookup(NodeId::ROOT, &name).unwrap().attr.meta.mtime;
+        assert_eq!((kept.secs, i64::from(kept.nanos)), seen, "round {round}");
+    }
 }
 
 fn set(path: &Path, atime: (i64, i64), mtime: (i64, i64)) -> nix::Result<()> {

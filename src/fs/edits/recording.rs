@@ -20,6 +20,8 @@ const MAX_NAMES: usize = 8;
 pub(in crate::fs) enum Touch {
     /// A write or an allocation.
     Write,
+    /// A write of the kernel's page cache.
+    WriteBack,
     /// A change of the size, in bytes.
     Resize(u64),
 }
@@ -63,7 +65,9 @@ impl EditHistory {
             // A program that empties a file rewrites it, so this is an edit of its own.
             Touch::Resize(0) => Some(How::Truncated),
             Touch::Resize(to) if to < size && !is_active => Some(How::Truncated),
-            Touch::Resize(_) | Touch::Write => (!is_active).then_some(How::Written),
+            Touch::Resize(_) | Touch::Write | Touch::WriteBack => {
+                (!is_active).then_some(How::Written)
+            }
         };
         self.set_active(ino, now, is_new && how.is_none());
         how

@@ -64,12 +64,15 @@ impl Fallocate {
     }
 }
 
-/// Whether a write goes where the caller said, or to the end of the file.
+/// Where the bytes of a write come from and go to.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Position {
+    /// From a caller, to the place that it said.
     Given,
-    /// With O_APPEND: the kernel chose the offset by the size that it knows.
+    /// From a caller with O_APPEND: the kernel chose the offset by the size that it knows.
     End,
+    /// From the kernel's page cache.
+    WriteBack,
 }
 
 impl Fs {
@@ -138,6 +141,21 @@ impl Fs {
         self.write_at(id, (Position::Given, offset), bytes, privileges.into())
     }
 
+    /// Writes bytes that the kernel had in its page cache. With a writeback cache it keeps mtime
+    /// itself, and sends it.
+    ///
+    /// # Errors
+    /// As [`Fs::write`].
+    pub fn write_back<'a>(
+        &self,
+        id: NodeId,
+        offset: u64,
+        bytes: &[u8],
+        privileges: impl Into<PrivilegeBits<'a>>,
+    ) -> FsResult<()> {
+        self.write_at(id, (Position::WriteBack, offset), bytes, privileges.into())
+    }
+
     /// Appends bytes to a file; `offset` is the end of the file as the caller knows it.
     ///
     /// # Errors
@@ -180,7 +198,8 @@ impl Fs {
         if position == Position::End {
             core.check_append(id, &target, offset)?;
         }
-        core.change_file(&self.store, target, privileges, Touch::Write, |core, store, file| {
+        let touch = if position == Position::WriteBack { Touch::WriteBack } else { Touch::Write };
+        core.change_file(&self.store, target, privileges, touch, |core, store, file| {
             core.stage_write(store, file, offset, bytes)
         })
     }
@@ -439,10 +458,10 @@ impl Core {
         let mut meta = tree.node(file.key).ok_or(FsError::NotFound)?.meta;
         meta.ctime = clock::now();
         // With a writeback cache the kernel keeps mtime itself and sends its changes. It does not
-        // change mtime when truncate(2) sets the same size, so mtime must stay here too.
-        let keeps_mtime =
-            self.coherence.is_writeback() && touch == Touch::Resize(tree.size(file.key));
-        if !keeps_mtime {
+        // change mtime when truncate(2) sets the same size, nor for a second change within one tick
+        // of its clock. So mtime must stay here too.
+        let is_of_kernel = [Touch::WriteBack, Touch::Resize(tree.size(file.key))].contains(&touch);
+        if !(self.coherence.is_writeback() && is_of_kernel) {
             meta.mtime = meta.ctime;
         }
         privileges.clear(&mut meta);

@@ -1,8 +1,8 @@
 //! The node table: every node that the kernel holds, by [`NodeId`].
 //!
 //! Always true:
-//! * A held node is *live*, which means that the tree or the base has it, or an *orphan*: removed or
-//!   replaced, or without a name yet, and still held.
+//! * A held node is *live*, which means that the tree or the base has it, or an *orphan*: removed
+//!   or replaced, or without a name yet, and still held.
 //! * An id belongs to one node as long as the kernel holds it. No other node ever gets it in that
 //!   time.
 //! * The root is always held.

@@ -34,6 +34,11 @@ impl Fs {
         self.core().upper.set_next_check(next);
     }
 
+    /// The end of the journal of the upper layer as it is now.
+    pub fn journal_end(&self) -> JournalEnd {
+        self.core().upper.journal_end()
+    }
+
     /// The journal of the upper layer as it is now.
     pub fn open_journal(&self) -> OpenJournal {
         let core = self.core();

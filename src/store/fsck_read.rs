@@ -19,7 +19,7 @@ use crate::store::identities::IDENTITIES;
 use crate::store::io::dir::StoreDir;
 use crate::store::io::log;
 use crate::store::layer::files::Layers;
-use crate::store::layer::{LayerContents, LayerInfo, POOL, Trust, journal};
+use crate::store::layer::{JournalEnd, LayerContents, LayerInfo, POOL, Trust, journal};
 use crate::store::ledger;
 use crate::store::ledger::Known;
 use crate::store::lock::take_lock;
@@ -45,6 +45,8 @@ pub struct Inspect {
     /// The ledger. It is read first: what another process does meanwhile only adds to the files
     /// that are read later.
     ledger: Option<Known>,
+    /// Where to end in the journals that heads write to.
+    ends: Vec<JournalEnd>,
 }
 
 impl Inspect {
@@ -59,7 +61,13 @@ impl Inspect {
         let trust = heads::read_trust(&dir)?;
         let layers = Layers::open(&dir, false, &mut |_| ())?;
         read_base(&dir)?;
-        Ok(Inspect { layers, ledger, dir, trust })
+        Ok(Inspect { layers, ledger, dir, trust, ends: Vec::new() })
+    }
+
+    /// Reads the journals that heads write to only up to these ends.
+    #[must_use]
+    pub fn up_to(self, ends: Vec<JournalEnd>) -> Inspect {
+        Inspect { ends, ..self }
     }
 
     /// Fails if a power cut may have taken any part of the store.
@@ -92,7 +100,10 @@ impl Inspect {
     /// # Errors
     /// Damage, with file and offset.
     pub fn layer(&self, layer: LayerId) -> Result<LayerContents> {
-        journal::read(&self.layers, layer, &self.trust)
+        match self.ends.iter().find(|end| end.layer == layer) {
+            Some(end) => journal::read_bytes(&self.layers, layer, end.log_bytes(), &self.trust),
+            None => journal::read(&self.layers, layer, &self.trust),
+        }
     }
 
     /// Whether the process that created a layer ended before the first record was complete.

@@ -169,6 +169,21 @@ pub(in crate::store) fn read(
     read_log(layers, layer, JOURNAL, trust)
 }
 
+/// Reads the journal of an upper layer, to which its head may write meanwhile: only these bytes of
+/// it. Records replace zeros in place, so that a reader of the file can see the second of two
+/// records without the first.
+///
+/// # Errors
+/// As [`read`].
+pub(in crate::store) fn read_bytes(
+    layers: &Layers,
+    layer: LayerId,
+    bytes: LogBytes,
+    trust: &Trust,
+) -> Result<LayerContents> {
+    contents_of(layers, (layer, JOURNAL), bytes, trust)
+}
+
 /// Reads the index of a layer, which is a journal of its whole tree.
 ///
 /// # Errors
@@ -182,9 +197,19 @@ pub(in crate::store) fn read_index(
 }
 
 fn read_log(layers: &Layers, layer: LayerId, name: &str, trust: &Trust) -> Result<LayerContents> {
-    let what = layers.show(layer, name);
-    let missing = || Error::damage(format!("read {what}"), "the file is missing");
+    let missing =
+        || Error::damage(format!("read {}", layers.show(layer, name)), "the file is missing");
     let bytes = layers.open_log(layer, name)?.ok_or_else(missing)?;
+    contents_of(layers, (layer, name), bytes, trust)
+}
+
+fn contents_of(
+    layers: &Layers,
+    (layer, name): (LayerId, &str),
+    bytes: LogBytes,
+    trust: &Trust,
+) -> Result<LayerContents> {
+    let what = layers.show(layer, name);
     let (mut frames, marks) = read_frames(bytes, &what)?;
     let noted = (name == JOURNAL).then(|| noted_failure(trust, layer, frames.count())).flatten();
     let failed = marks.sync_failed().or(noted);

@@ -49,6 +49,11 @@ impl JournalEnd {
         self.bytes
     }
 
+    /// The bytes up to it.
+    pub(in crate::store) fn log_bytes(&self) -> LogBytes {
+        LogBytes::File(Arc::clone(&self.file), self.bytes)
+    }
+
     /// Whether it is the end of this journal. A rewritten journal is another one.
     fn is_of(&self, layer: LayerId, journal: &Arc<File>) -> bool {
         self.layer == layer && Arc::ptr_eq(&self.file, journal)

@@ -12,7 +12,7 @@ use crate::store::io::dir::StoreDir;
 use crate::store::io::log;
 use crate::store::io::writer::{FailedSyncs, Writer};
 use crate::store::layer::files::Layers;
-use crate::store::layer::journal::{LayerContents, Trust, read};
+use crate::store::layer::journal::{LayerContents, Trust, read, read_bytes};
 use crate::store::layer::upper::Upper;
 use crate::store::layer::{JOURNAL, LayerInfo, POOL};
 use crate::store::record::{Header, LayerKind, Record, Seal};
@@ -478,6 +478,25 @@ fn a_copy_of_many_bytes_or_of_a_whole_frame_does_not_go_into_the_journal() {
         upper.sync().unwrap();
     }
     redo(&mut upper, 0, &[7; 64 << 10]);
+}
+
+/// The second of two records can reach a reader before the first.
+#[test]
+fn a_journal_that_is_written_is_read_up_to_an_end() {
+    let dir = tempfile::tempdir().unwrap();
+    let layers = layers(dir.path());
+    let mut upper = begin(&layers);
+    upper.record(&map()).unwrap();
+    let end = upper.journal_end();
+    upper.record(&map()).unwrap();
+    upper.record(&map()).unwrap();
+    let file = layers.dir_of(LayerId(1)).unwrap().file(JOURNAL, false).unwrap();
+    file.write_all_at(&[0; 8], end.bytes()).unwrap();
+    let trust = trust(ONE, LayerId(1));
+    let Err(error) = read(&layers, LayerId(1), &trust) else { panic!("it reads the whole file") };
+    assert_eq!(error.kind, Kind::Damage, "{error}");
+    let contents = read_bytes(&layers, LayerId(1), end.log_bytes(), &trust).unwrap();
+    assert_eq!(maps(&contents), 1);
 }
 
 /// The copy was made before others wrote, and covers the record before it.

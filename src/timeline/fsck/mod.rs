@@ -124,7 +124,10 @@ pub struct Report {
 /// # Errors
 /// There is no store, or it has another format.
 pub fn check(path: &Path, read_data: bool) -> Result<Report> {
-    let mut store = Inspect::open(path)?;
+    check_opened(Inspect::open(path)?, read_data)
+}
+
+fn check_opened(mut store: Inspect, read_data: bool) -> Result<Report> {
     let damaged = store.damage_of_archive().into_iter().map(Problem::Record).collect();
     let mut checker = Checker {
         store,
@@ -157,7 +160,9 @@ impl Common {
     pub fn check(&self, read_data: bool) -> Result<Report> {
         let _operation = self.lock_operation();
         let _compacting = self.compacting.lock();
-        check(self.store.dir().path(), read_data)
+        // Programs go on writing.
+        let ends = self.open_heads().iter().map(|head| head.fs().journal_end()).collect();
+        check_opened(Inspect::open(self.store.dir().path())?.up_to(ends), read_data)
     }
 }
 

@@ -140,11 +140,16 @@ impl World {
         let began = stamp();
         let base = self.fork(fork).base.clone().unwrap();
         let (mine, other) = (self.heads[ours].now(), self.heads[theirs].now());
+        // A program that was killed can leave other bytes without new lines, in a wild fork in both
+        // heads. Then nothing here tells whether its directory conflicts.
+        let is_wild = self.fork(fork).is_wild;
+        let is_known = |at: &usize| !(is_wild && matches!(base[*at], State::Lines(_)));
+        let merge_at = |at: usize| three_way(&base[at], &mine[at], &other[at]);
         let merged: Vec<Option<State>> =
-            (0..base.len()).map(|at| three_way(&base[at], &mine[at], &other[at])).collect();
+            (0..base.len()).map(|at| Some(at).filter(is_known).and_then(merge_at)).collect();
         let mut words = vec!["merge".to_owned(), self.heads[theirs].name.clone()];
         words.push("--json".to_owned());
-        // A directory that both heads changed is left out.
+        // A directory that both heads changed, or may have changed, is left out.
         let is_whole = merged.iter().all(Option::is_some);
         let names = self.heads[0].writers.iter().zip(&merged);
         if !is_whole {

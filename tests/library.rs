@@ -651,19 +651,33 @@ fn a_link_of_a_file_without_a_name_that_fails_can_be_tried_again() {
     assert!(failed > 0);
 }
 
+/// Otherwise no sync would ever reach the pool to which it was written.
 #[test]
-fn a_write_after_the_link_is_an_edit() {
-    let place = Place::new();
-    let sandbox = place.open();
-    let fs = sandbox.fs();
-    let file = fs.tmpfile(NodeId::ROOT, 0o600, 0, ME).unwrap().id;
-    fs.write(file, 0, b"complete", false).unwrap();
-    fs.link(file, NodeId::ROOT, &name("f")).unwrap();
-    fs.write(file, 0, b"replaced", false).unwrap();
-    assert_eq!(get(&sandbox, "f"), "replaced");
-    let path = TreePath::parse(b"f").unwrap();
-    sandbox.handle(Request::Undo { path, steps: 1 }).unwrap();
-    assert_eq!(get(&sandbox, "f"), "complete");
+fn content_without_a_name_is_sealed_although_nothing_else_changed() {
+    for verb in ["restore", "apply"] {
+        let place = Place::new();
+        place.write("f", "base");
+        let sandbox = place.open();
+        let fs = sandbox.fs();
+        put(&sandbox, "f", "changed");
+        checkpoint(&sandbox, "c");
+        put(&sandbox, "f", "changed again");
+        checkpoint(&sandbox, "d");
+        let file = fs.tmpfile(NodeId::ROOT, 0o600, 0, ME).unwrap().id;
+        fs.write(file, 0, &[7; 100_000], false).unwrap();
+        let written_to = fs.upper_layer();
+        match verb {
+            "restore" => restore(&sandbox, "c"),
+            _ => drop(apply(&sandbox, &[], false)),
+        }
+        assert_ne!(fs.upper_layer(), written_to, "{verb}");
+        let layer = fs.store().layer(written_to).unwrap();
+        assert!(layer.seal.is_some(), "{verb}: it is not sealed");
+        fs.link(file, NodeId::ROOT, &name("late")).unwrap();
+        assert_eq!(get(&sandbox, "late").len(), 100_000);
+        drop(sandbox);
+        assert!(Sandbox::check_store(&place.store, true).unwrap().problems.is_empty());
+    }
 }
 
 #[test]

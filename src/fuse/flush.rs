@@ -267,13 +267,6 @@ fn open_and_sync(root: &impl AsFd, ino: Ino, path: &TreePath) -> OpenAndSync {
 /// request but those that wait for this flush. False also if it does not tell, or the root cannot
 /// be opened.
 fn start_writeback_and_wait(root: &impl AsFd, (mount, limit): (&Mount, Duration)) -> Result<bool> {
-    let connection = match Connection::open(mount.dev) {
-        Ok(connection) => connection,
-        Err(error) => {
-            log::debug!("the number of pending requests is unknown: {error}");
-            return Ok(false);
-        }
-    };
     let attempt = || "start the writeback of dirty pages";
     let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
     let dir = match openat(root, ".", flags, Mode::empty()) {
@@ -283,7 +276,15 @@ fn start_writeback_and_wait(root: &impl AsFd, (mount, limit): (&Mount, Duration)
             return Ok(false);
         }
     };
+    // With a writeback cache this also makes the kernel send the times of files.
     syncfs(&dir).map_err(io::Error::from).attempt(attempt)?;
+    let connection = match Connection::open(mount.dev) {
+        Ok(connection) => connection,
+        Err(error) => {
+            log::debug!("the number of pending requests is unknown: {error}");
+            return Ok(false);
+        }
+    };
     let end = Instant::now() + limit;
     while Instant::now() < end {
         match mount.flush_waiters.are_alone(|| connection.waiting()) {

@@ -8,6 +8,7 @@
 use std::path::{Path, PathBuf};
 
 use super::spec::Spec;
+use crate::control;
 
 /// The mount at a path of the view. The variants are ordered from the least to the most explicit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -55,12 +56,13 @@ const REPLACED: &[(&str, MountKind)] = &[
 /// the other options only at the path itself. No option shows withheld paths or stores. The control
 /// socket of the sandbox itself, which is among the sockets of the host, is not hidden.
 pub fn hidden(spec: &Spec) -> Vec<PathBuf> {
-    let is_own = |path: &Path| path.starts_with(&spec.store);
+    let own_socket = Path::new(&spec.store).join(control::SOCKET);
     let is_shown = |path: &Path| spec.shown.iter().any(|shown| path.starts_with(shown));
     let is_named =
         |path: &Path| spec.bound.iter().chain(&spec.writable).any(|named| path == Path::new(named));
     let by_default = spec.hidden.iter().map(PathBuf::from);
-    let by_default = by_default.filter(|path| !is_shown(path) && !is_named(path) && !is_own(path));
+    let by_default =
+        by_default.filter(|path| !is_shown(path) && !is_named(path) && *path != own_socket);
     by_default.chain(spec.withheld.iter().chain(&spec.stores).map(PathBuf::from)).collect()
 }
 

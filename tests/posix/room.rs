@@ -6,6 +6,7 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 use std::process::Command;
 
+use jailfs::internals::fs::Limits;
 use jailfs::internals::fuse::MountOptions;
 use nix::errno::Errno;
 use nix::fcntl::{FallocateFlags, fallocate};
@@ -114,11 +115,11 @@ fn every_mode_of_fallocate_works_as_on_the_host_or_is_not_supported() {
 
 #[test]
 fn more_than_is_free_cannot_be_allocated() {
+    const LIMIT: u64 = 64 << 20;
     let bench = Bench::over(|base| fs::write(base.join("base"), [7; 20_000]).unwrap());
+    bench.fs.set_limits(Limits { bytes: Some(LIMIT), files: None });
     fs::write(bench.at("new"), [8; 20_000]).unwrap();
-    let free = nix::sys::statvfs::statvfs(&bench.at("")).unwrap();
-    let free = i64::try_from(free.blocks_available() * free.fragment_size()).unwrap();
-    let too_much = free + (1 << 33);
+    let too_much = i64::try_from(LIMIT).unwrap() + 10_000;
     for name in ["base", "new"] {
         let file = open(&bench.at(name));
         for mode in [FallocateFlags::empty(), FallocateFlags::FALLOC_FL_KEEP_SIZE] {
@@ -131,7 +132,14 @@ fn more_than_is_free_cannot_be_allocated() {
         let mode = FallocateFlags::empty();
         assert_eq!(fallocate(&file, mode, 0, too_much), Err(Errno::ENOSPC), "{name}, a hole");
         assert_eq!(fallocate(&file, mode, 0, 20_000), Ok(()), "{name}, data");
+        file.set_len(20_000).unwrap();
     }
+    // Space that can be freed counts as free.
+    fs::write(bench.at("large"), vec![7; LIMIT as usize / 2]).unwrap();
+    fs::remove_file(bench.at("large")).unwrap();
+    let most = i64::try_from(LIMIT / 4 * 3).unwrap();
+    let file = open(&bench.at("new"));
+    assert_eq!(fallocate(&file, FallocateFlags::empty(), 0, most), Ok(()));
 }
 
 /// The starts of data and holes, in blocks of 4 KiB, as lseek(2) reports them.

@@ -247,12 +247,7 @@ impl Core {
         };
         let now = history.now();
         history.set_active(ino, now, true);
-        self.name_made((dir, lower), name);
-    }
-
-    /// Called after a file got a new name, which may stand for one that was moved away before.
-    pub(in crate::fs) fn name_made(&mut self, (dir, lower): (Ino, Option<&TreePath>), name: &Name) {
-        if self.edits.as_ref().is_none_or(|history| history.pending.is_empty()) {
+        if history.pending.is_empty() {
             return;
         }
         if let Ok(dir) = self.state.dir_path(dir, lower)

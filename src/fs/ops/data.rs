@@ -254,7 +254,7 @@ impl Fs {
     }
 
     /// Refuses to allocate a range of a file if its holes and what lies behind its end are more
-    /// than is free. The edit history does not go for it.
+    /// than is free.
     fn check_free_for(&self, id: NodeId, range: ByteRange) -> FsResult<()> {
         let missing = {
             let (core, asked) = self.core_for_node(id);
@@ -269,9 +269,7 @@ impl Fs {
             let holes = holes.into_iter().filter(|segment| segment.source.is_none());
             holes.map(|segment| segment.range.len()).sum::<u64>().saturating_add(behind)
         };
-        let space = self.statfs()?;
-        let free = space.available.saturating_mul(u64::from(space.block_size));
-        if missing > free { Err(FsError::NoSpace) } else { Ok(()) }
+        self.check_free(missing)
     }
 
     /// Finds data or a hole at or after an offset (lseek(2)).

@@ -80,7 +80,7 @@ impl Core {
         edits.push(self.touch_dir(slot.dir, 0)?);
         self.commit(edits)?;
         self.held.unnamed_was_linked(id);
-        self.name_made(slot.dir(), &slot.name);
+        self.file_made(ino, slot.dir(), &slot.name);
         self.hand_out(slot.parent, Found::Upper(ino, hides))
     }
 }

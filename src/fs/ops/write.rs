@@ -49,6 +49,8 @@ impl Core {
     ) -> FsResult<Vec<Edit>> {
         if self.is_in_scratch(file) {
             self.held.orphans_mut().scratch(store)?;
+        } else if file.is_orphan {
+            self.upper.note_changed();
         }
         let range = ByteRange::at(offset, bytes.len() as u64);
         let size = self.tree_of(file).size(file.key);

@@ -81,6 +81,21 @@ impl Fs {
         made == Reclaimed::Space || need == Need::Less && self.store.release_reserve()
     }
 
+    /// Refuses to take more bytes than are free or can be freed without dropping edits.
+    ///
+    /// # Errors
+    /// ENOSPC; as [`Fs::statfs`].
+    pub(in crate::fs) fn check_free(&self, bytes: u64) -> FsResult<()> {
+        let is_free = || -> FsResult<bool> {
+            let space = self.statfs()?;
+            Ok(bytes <= space.available.saturating_mul(u64::from(space.block_size)))
+        };
+        match is_free()? || self.try_to_make_room() == Reclaimed::Space && is_free()? {
+            true => Ok(()),
+            false => Err(FsError::NoSpace),
+        }
+    }
+
     fn try_to_make_room(&self) -> Reclaimed {
         let own = self.reclaim_unused();
         if own.is_some_and(|bytes| bytes > 0) {

@@ -205,7 +205,13 @@ impl Upper {
         Ok(())
     }
 
-    /// Whether the layer holds any operation.
+    /// Notes that the pool has content to which a later record may refer. So the layer is sealed,
+    /// and its pool synced, when another one takes its place.
+    pub fn note_changed(&mut self) {
+        self.changed = true;
+    }
+
+    /// Whether the layer holds any operation, or such content.
     pub fn is_changed(&self) -> bool {
         self.changed
     }

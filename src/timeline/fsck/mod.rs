@@ -160,7 +160,7 @@ impl Common {
     pub fn check(&self, read_data: bool) -> Result<Report> {
         let _operation = self.lock_operation();
         let _compacting = self.compacting.lock();
-        // Programs go on writing.
+        // Programs write during the check.
         let ends = self.open_heads().iter().map(|head| head.fs().journal_end()).collect();
         check_opened(Inspect::open(self.store.dir().path())?.up_to(ends), read_data)
     }

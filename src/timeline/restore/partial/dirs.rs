@@ -38,7 +38,8 @@ impl Merge<'_> {
         if !merges_base || leads_to_path {
             node.body = Body::Dir { base: None };
         }
-        // It has no other subdirectories. A filesystem that does not count them shows 1.
+        // Its subdirectories are counted when they are restored. A filesystem that does not count
+        // them shows 1.
         if leads_to_path && node.meta.nlink > 2 {
             node.meta.nlink = 2;
         }

@@ -80,6 +80,9 @@ impl Confine {
         let mut stores: Vec<PathBuf> = secrets::stores(&homes).iter().filter_map(real).collect();
         stores.extend(store_path::Env::get().stores().and_then(real));
         stores.extend(host::mounted_stores().iter().filter_map(real));
+        stores.extend(real(store));
+        let mounts = sys::mountinfo::read().unwrap_or_default();
+        add_other_paths(&mut stores, &mounts);
         let asked = Asked { global, base, stores: &stores };
         let writable = asked.outside("--bind-rw", &self.bind_rw)?;
         let shown = asked.shown(&self.show, &hidden)?;
@@ -88,14 +91,10 @@ impl Confine {
         bound.extend(real("/etc/resolv.conf").filter(|path| !path.starts_with(base)));
         let hide = self.hide.iter().map(|path| resolved(global, "--hide", path));
         let mut withheld = hide.collect::<Result<Vec<_>>>()?;
-        let mounts = sys::mountinfo::read().unwrap_or_default();
+        // A path that is mounted elsewhere too is hidden at all its places.
+        add_other_paths(&mut hidden, &mounts);
+        add_other_paths(&mut withheld, &mounts);
         for paths in [&mut hidden, &mut withheld, &mut stores] {
-            // A path that is mounted elsewhere too is hidden at all its places.
-            let elsewhere: Vec<PathBuf> = paths
-                .iter()
-                .flat_map(|path| sys::mountinfo::other_paths_of(path, &mounts))
-                .collect();
-            paths.extend(elsewhere.iter().filter_map(real));
             // If the base itself is hidden by default, the caller wants the command to work in it.
             paths.retain(|path| path != base);
             paths.sort();
@@ -303,6 +302,13 @@ fn words(paths: Vec<PathBuf>) -> Vec<OsString> {
 /// The resolved path, if it exists.
 fn real(path: impl AsRef<Path>) -> Option<PathBuf> {
     host::resolve(path.as_ref()).ok()
+}
+
+/// Adds the other places at which these paths are mounted.
+fn add_other_paths(paths: &mut Vec<PathBuf>, mounts: &[sys::mountinfo::Entry]) {
+    let elsewhere = paths.iter().flat_map(|path| sys::mountinfo::other_paths_of(path, mounts));
+    let elsewhere: Vec<PathBuf> = elsewhere.filter_map(real).collect();
+    paths.extend(elsewhere);
 }
 
 fn homes() -> Vec<PathBuf> {

@@ -176,6 +176,17 @@ fn a_bind_shows_nothing_that_is_hidden_in_it() {
             said.code == 125 && said.err.contains("stores are never shown"),
             "{option}: {said:?}"
         );
+        // Nor the store of the sandbox itself, wherever it is, and where it is mounted once more.
+        let run = "$JAILFS --store /srv/kept run";
+        for path in ["/srv/kept", "/srv/again/layers"] {
+            let line = format!(
+                "{run} true >/dev/null; mkdir -p /srv/again; mount --bind /srv/kept /srv/again; \
+                 exec {run} {option} {path} true"
+            );
+            let own = at_srv(&place, Account::Root, &line);
+            let is_refused = own.code == 125 && own.err.contains("stores are never shown");
+            assert!(is_refused, "{option} {path}: {own:?}");
+        }
     }
 }
 

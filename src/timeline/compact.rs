@@ -247,8 +247,14 @@ impl Common {
     /// The ranges that anything refers to, of the content in layer `first` and all above it.
     pub(super) fn live_ranges_from(&self, first: LayerId) -> Result<LiveRanges> {
         let mut used = LiveRanges::default();
+        // A checkpoint, a restore or a merge can seal a layer and replace the tree between any two
+        // of these steps. In this order, such a layer is the upper one of a live tree, not sealed,
+        // or sealed. In another order it can be none of these, and content that only its tree
+        // refers to would be punched.
         let open = self.open_heads();
-        self.add_dormant(&open, &mut used)?;
+        let live = live_sets(&open);
+        self.add_dormant(&open, &live, &mut used)?;
+        let sealed = self.sealed();
         let mut add = |from: &Tree, to: &Tree| {
             for ino in from.diff(to).contents {
                 to.extents(ino).for_each(|(_, extent)| used.add(extent.source, extent.len));
@@ -257,27 +263,13 @@ impl Common {
         let load = |layer: Option<LayerId>| {
             layer.map_or_else(|| Ok(Tree::new()), |layer| self.trees.lock().load(layer))
         };
-        // Read the parent first, then the live tree, then the sealed layers: a checkpoint can come
-        // between any two. In this order its layer is among the sealed ones, or above the parent.
-        // In the other order it would be neither, and content that only it refers to would be
-        // punched.
-        let live = live_sets(&open);
         // States above a layer can refer to content that the layer's own tree does not: an undo
         // brings back what was replaced.
-        for info in self.sealed().into_iter().filter(|info| info.header.layer >= first) {
+        for info in sealed.into_iter().filter(|info| info.header.layer >= first) {
             add(&load(info.header.parent)?, &load(Some(info.header.layer))?);
         }
         for LiveHead { parent, live } in &live {
-            let mut below = *parent;
-            // The changes between the last seal and the live tree are in layers whose seal failed,
-            // on a full disk for example.
-            while let Some(info) =
-                below.and_then(|layer| self.store.layer(layer)).filter(|l| l.seal.is_none())
-            {
-                add(&load(info.header.parent)?, &load(below)?);
-                below = info.header.parent;
-            }
-            add(&load(below)?, &live.state.tree);
+            add(&load(*parent)?, &live.state.tree);
         }
         for LiveHead { live, .. } in &live {
             for (_, extent) in live.orphans.all_extents() {
@@ -330,10 +322,12 @@ mod tests {
     use crate::base::Base;
     use crate::fs::Caller;
     use crate::jail::{Jail, Policy};
+    use crate::store::layer::Upper;
     use crate::store::record::Seal;
     use crate::store::{Store, StoreOptions};
-    use crate::sys::clock;
+    use crate::sys::{clock, failpoint};
     use crate::types::{Name, NodeId};
+    use nix::unistd::Pid;
 
     fn timeline(dir: &std::path::Path) -> Arc<Timeline> {
         let (base, store) = (dir.join("base"), dir.join("store"));
@@ -360,6 +354,43 @@ mod tests {
         Seal { name: None, message: String::new(), time: clock::now(), automatic: false }
     }
 
+    /// Waits until another thread sleeps, after it has slept more than `slept` times. Returns how
+    /// often it has.
+    fn wait_for_sleep(thread: Pid, slept: u64) -> u64 {
+        loop {
+            let path = format!("/proc/self/task/{thread}/status");
+            let status = std::fs::read_to_string(path).unwrap();
+            let of = |key: &str| status.lines().find_map(|line| line.strip_prefix(key)).unwrap();
+            let times = of("voluntary_ctxt_switches:").trim().parse().unwrap();
+            if of("State:").contains('S') && times > slept {
+                return times;
+            }
+            std::thread::yield_now();
+        }
+    }
+
+    /// Finds the live ranges in another thread, while `meanwhile` is called with that thread.
+    fn live_ranges_while(timeline: &Arc<Timeline>, meanwhile: impl FnOnce(Pid)) -> LiveRanges {
+        std::thread::scope(|scope| {
+            let (send_thread, thread) = std::sync::mpsc::channel();
+            let other = scope.spawn(move || {
+                send_thread.send(nix::unistd::gettid()).unwrap();
+                timeline.live_ranges_from(LayerId(0)).unwrap()
+            });
+            meanwhile(thread.recv().unwrap());
+            other.join().unwrap()
+        })
+    }
+
+    fn next_layer(timeline: &Timeline) -> Upper {
+        let (below, kind) = (Some(timeline.fs().upper_layer()), LayerKind::Continues);
+        timeline.store.create_layer(below, "main", timeline.epoch(), kind).unwrap()
+    }
+
+    fn bytes_of(used: &LiveRanges, layer: LayerId) -> u64 {
+        used.of(layer).iter().map(|range| range.len()).sum()
+    }
+
     /// The other thread lists the sealed layers and then waits for the lock of the tree cache. The
     /// checkpoint is made at that point.
     #[test]
@@ -370,26 +401,39 @@ mod tests {
         timeline.seal(seal(), None).unwrap();
         write(&timeline, "second");
         let layer = timeline.fs().upper_layer();
+        let next = next_layer(&timeline);
         let trees = timeline.trees.lock();
-        let used = std::thread::scope(|scope| {
-            let (send_tid, tid) = std::sync::mpsc::channel();
-            let timeline = &timeline;
-            let other = scope.spawn(move || {
-                send_tid.send(nix::unistd::gettid()).unwrap();
-                timeline.live_ranges_from(LayerId(0)).unwrap()
-            });
-            let stat = format!("/proc/self/task/{}/stat", tid.recv().unwrap());
-            while !std::fs::read_to_string(&stat).unwrap().contains(") S ") {
-                std::thread::yield_now();
-            }
-            let kind = LayerKind::Continues;
-            let next =
-                timeline.store.create_layer(Some(layer), "main", timeline.epoch(), kind).unwrap();
+        let used = live_ranges_while(&timeline, |other| {
+            wait_for_sleep(other, 0);
             timeline.fs().seal(next, seal(), None).unwrap();
             drop(trees);
-            other.join().unwrap()
         });
-        let bytes: u64 = used.of(layer).iter().map(|range| range.len()).sum();
-        assert_eq!(bytes, 10_000, "the bytes of the second file");
+        assert_eq!(bytes_of(&used, layer), 10_000, "the bytes of the second file");
+    }
+
+    /// The layer is still the upper one when the other thread looks at the layers that are not. It
+    /// is not sealed when that thread lists the sealed ones, and its seal is written after that.
+    #[test]
+    fn a_checkpoint_that_is_being_sealed_keeps_its_content_from_being_freed() {
+        let dir = tempfile::tempdir().unwrap();
+        let timeline = timeline(dir.path());
+        write(&timeline, "first");
+        timeline.seal(seal(), None).unwrap();
+        write(&timeline, "second");
+        let layer = timeline.fs().upper_layer();
+        let (_unused, next) = (next_layer(&timeline), next_layer(&timeline));
+        let (dormant, trees) = (timeline.dormant.lock(), timeline.trees.lock());
+        let used = live_ranges_while(&timeline, |other| {
+            let slept = wait_for_sleep(other, 0);
+            let sealed = failpoint::with("fail:store.write:1:ENOSPC", || {
+                timeline.fs().seal(next, seal(), None)
+            });
+            assert!(sealed.is_err() && timeline.fs().upper_layer() != layer);
+            drop(dormant);
+            wait_for_sleep(other, slept);
+            timeline.fs().finish_seals().unwrap();
+            drop(trees);
+        });
+        assert_eq!(bytes_of(&used, layer), 10_000, "the bytes of the second file");
     }
 }

@@ -80,17 +80,23 @@ impl Dormant {
 impl Common {
     /// Adds what dormant heads refer to beyond sealed states: the unsealed layers on top of them,
     /// and their edit histories. Also counts unsealed layers that recovery may still seal or
-    /// remove. `open` are the heads that the caller counts by [`live_sets`].
-    pub(super) fn add_dormant(&self, open: &[Arc<Timeline>], refs: &mut LiveRanges) -> Result<()> {
+    /// remove. `live` are the [`live_sets`] of `open`, read before: a layer that was replaced since
+    /// then counts here.
+    pub(super) fn add_dormant(
+        &self,
+        open: &[Arc<Timeline>],
+        live: &[LiveHead],
+        refs: &mut LiveRanges,
+    ) -> Result<()> {
         let catalog = self.store.catalog();
-        let uppers: BTreeSet<LayerId> = open.iter().map(|head| head.fs.upper_layer()).collect();
+        let uppers: BTreeSet<LayerId> = live.iter().map(|head| head.live.upper).collect();
         let is_dormant = |info: &&LayerInfo| {
             info.seal.is_none()
                 && info.header.kind.is_of_head()
                 && !uppers.contains(&info.header.layer)
         };
         for info in catalog.iter().filter(is_dormant) {
-            let Some(found) = self.addresses_of(info.header.layer)? else { continue };
+            let Some(found) = self.addresses_of(info)? else { continue };
             found.iter().for_each(|(source, len)| refs.add(*source, *len));
         }
         let is_open = |name: &String| open.iter().any(|head| head.head == *name);
@@ -102,7 +108,8 @@ impl Common {
     }
 
     /// The content that an unsealed layer refers to; `None` if it was removed meanwhile.
-    fn addresses_of(&self, layer: LayerId) -> Result<Option<Addresses>> {
+    fn addresses_of(&self, info: &LayerInfo) -> Result<Option<Addresses>> {
+        let layer = info.header.layer;
         let Some(len) = self.store.journal_len(layer)? else { return Ok(None) };
         if let Some((known, found)) = self.dormant.lock().layers.get(&layer)
             && *known == len
@@ -119,7 +126,9 @@ impl Common {
             }
         }
         let found = Arc::new(found);
-        self.dormant.lock().layers.insert(layer, (len, Arc::clone(&found)));
+        self.keep_if_closed(&info.header.head, |dormant| {
+            dormant.layers.insert(layer, (len, Arc::clone(&found)));
+        });
         Ok(Some(found))
     }
 
@@ -130,8 +139,20 @@ impl Common {
         let extents: Vec<(ByteRange, Source)> = self.store.edited_content(head);
         let found: Vec<_> = extents.into_iter().map(|(range, of)| (of, range.len())).collect();
         let found = Arc::new(found);
-        self.dormant.lock().edits.insert(head.to_owned(), Arc::clone(&found));
+        self.keep_if_closed(head, |dormant| {
+            dormant.edits.insert(head.to_owned(), Arc::clone(&found));
+        });
         found
+    }
+
+    /// Keeps what was read of a head, unless that is open or is being closed: then it still
+    /// changes, and its journal can change without becoming longer. Opening it forgets what is
+    /// kept, after it is in the table of heads.
+    fn keep_if_closed(&self, head: &str, keep: impl FnOnce(&mut Dormant)) {
+        let mut dormant = self.dormant.lock();
+        if self.filesystem_of(head).is_none() {
+            keep(&mut dormant);
+        }
     }
 
     /// Forgets what was read of a dormant head, because it is opened or dropped.

@@ -491,7 +491,7 @@ impl Common {
         below: impl Fn(LayerId) -> Option<LayerId>,
     ) -> Result<LiveRanges> {
         let mut refs = LiveRanges::default();
-        self.add_dormant(open, &mut refs)?;
+        self.add_dormant(open, live, &mut refs)?;
         let mut add = |from: &Tree, to: &Tree| {
             for ino in from.diff(to).contents {
                 to.extents(ino).for_each(|(_, extent)| refs.add(extent.source, extent.len));

@@ -578,6 +578,48 @@ fn at_every_step(place: &Place, all: &BTreeMap<String, Files>, verb: fn(&Work) -
     }
 }
 
+/// A program writes a block of zeros over the same zeros. A deduplication that would lead one to
+/// the other is interrupted. Then gc frees the older block, so the next deduplication frees the
+/// newer one because it holds zeros.
+#[test]
+fn zeros_are_readable_after_a_remap_was_not_published() {
+    let (place, mut random) = (Place::new(), Random(8));
+    let zeros = vec![0; BLOCK as usize];
+    let (first, last) = (random.bytes(12 * zeros.len()), random.bytes(12 * zeros.len()));
+    let content = [&first[..], &zeros, &last].concat();
+    let work = place.open();
+    work.put("a", &content);
+    work.checkpoint("one");
+    work.with("a", |fs, id| fs.write(id, first.len() as u64, &zeros, false).unwrap());
+    // So much that the layer does not move into the archive.
+    work.put("large", &random.bytes(1200 << 10));
+    work.checkpoint("two");
+    drop(work);
+    let copied = place.dir.path().join("copy");
+    let has_map = |path: &Path| layers(path).any(|layer| layer.join("map").exists());
+    let mut between = 0;
+    for step in 1.. {
+        copy(&place.store, &copied);
+        let work = place.open_with_history(&copied, &StoreOptions::default());
+        let rule = format!("fail:any:{step}+:EIO");
+        let done = failpoint::with(&rule, || work.0.compact().is_ok());
+        drop(work);
+        between += usize::from(!has_map(&copied) && !done);
+        let work = place.open_with_history(&copied, &StoreOptions::default());
+        work.drop_checkpoint("one");
+        work.gc(None);
+        work.0.compact().unwrap();
+        assert!(work.get("a") == content, "{rule}");
+        drop(work);
+        let checked = Sandbox::check_store(&copied, true).unwrap();
+        assert!(checked.problems.is_empty(), "{rule}: {:#?}", checked.problems);
+        if done {
+            break;
+        }
+    }
+    assert!(between > 3, "{between} interruptions came before the remap");
+}
+
 fn prepared(random: &mut Random) -> (Place, BTreeMap<String, Files>) {
     let place = Place::new();
     let work = place.open_with_history(&place.store, &StoreOptions::default());

@@ -11,7 +11,8 @@
 //! 1. It searches the content (`store/dedup/matching.rs`), without locks, for as long as that
 //!    takes.
 //! 2. If nothing was punched meanwhile, the matches are still there, and it publishes the remap.
-//! 3. When all readers that used the previous remap are done, it punches the blocks.
+//! 3. When all readers that used the previous remap are done, it drops the checksums of the blocks
+//!    and punches them.
 //!
 //! An interruption changes no visible state. Before the remap is on disk nothing has changed, and
 //! afterwards no reader needs the blocks. The next mount or gc punches the blocks that are left.
@@ -19,6 +20,7 @@
 use std::sync::atomic::Ordering;
 
 use crate::error::Result;
+use crate::store::content::remap::Remap;
 use crate::store::dedup::chunks::ChunkTable;
 use crate::store::dedup::matching::{Matcher, Matches, Part, Search};
 use crate::store::layer::LayerInfo;
@@ -110,7 +112,7 @@ impl Common {
         for info in sealed.iter().filter(|info| info.mapped) {
             let layer = info.header.layer;
             let Some(map) = self.store.remap(layer)? else { continue };
-            self.free_blocks(layer, &map.freed_blocks())?;
+            self.free_blocks(layer, &map.freed_blocks(), Some(&map))?;
         }
         Ok(Dedup { table })
     }
@@ -170,13 +172,19 @@ impl Common {
             self.store.require_certain_remaps()?;
             self.store.publish_remap(layer, &map)?;
         }
-        self.free_blocks(layer, &map.freed_blocks())?;
-        self.free_blocks(layer, &zeros)?;
+        self.free_blocks(layer, &map.freed_blocks(), Some(&map))?;
+        self.free_blocks(layer, &zeros, None)?;
         Ok(Outcome::Done)
     }
 
-    /// Punches ranges of a layer's pool, as far as they are allocated.
-    fn free_blocks(&self, layer: LayerId, blocks: &[ByteRange]) -> Result<()> {
+    /// Punches ranges of a layer's pool, as far as they are allocated. They are zeros, or the
+    /// blocks that the remap of the layer freed.
+    fn free_blocks(
+        &self,
+        layer: LayerId,
+        blocks: &[ByteRange],
+        remap: Option<&Remap>,
+    ) -> Result<()> {
         if blocks.is_empty() {
             return Ok(());
         }
@@ -196,6 +204,9 @@ impl Common {
             return Ok(());
         }
         self.store.sync_remap(layer)?;
+        if let Some(remap) = remap {
+            self.store.trim_checksums(layer, remap)?;
+        }
         self.store.punch_pool(layer, &taken)
     }
 

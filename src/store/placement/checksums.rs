@@ -32,13 +32,13 @@ impl Store {
         if self.durable { self.layers.dir_of(layer)?.sync() } else { Ok(()) }
     }
 
-    /// Adapts the checksums of a sealed layer to a remap that is about to be published: drops those
-    /// of freed blocks and lists the remapped addresses. The caller syncs the directory. Checksums
-    /// that cannot be read stay as they are; no read is verified against them.
+    /// Adapts the checksums of a sealed layer to its remap, which is on disk, before the freed
+    /// blocks are punched: drops their checksums and lists the remapped addresses. Checksums that
+    /// cannot be read stay as they are; no read is verified against them.
     ///
     /// # Errors
     /// As the calls that publish a file; the checksums are then the old or the new ones.
-    pub(in crate::store) fn trim_checksums(&self, layer: LayerId, remap: &Remap) -> Result<()> {
+    pub fn trim_checksums(&self, layer: LayerId, remap: &Remap) -> Result<()> {
         if !self.layer(layer).is_some_and(|info| info.summed) {
             return Ok(());
         }
@@ -47,7 +47,8 @@ impl Store {
         if trimmed == checksums {
             return Ok(());
         }
-        self.publish_checksums(layer, trimmed)
+        self.publish_checksums(layer, trimmed)?;
+        if self.durable { self.layers.dir_of(layer)?.sync() } else { Ok(()) }
     }
 
     fn publish_checksums(&self, layer: LayerId, checksums: Checksums) -> Result<()> {

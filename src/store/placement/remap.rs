@@ -1,8 +1,8 @@
 //! Publishes the remaps of sealed layers, and knows which pools they point to.
 //!
-//! * The checksums of freed blocks are dropped before the remap is published, and stay dropped if
-//!   that fails. Otherwise punched blocks would be verified against the checksums of their old
-//!   bytes.
+//! * The checksums of freed blocks are dropped after the remap is on disk and before the blocks are
+//!   punched ([`Store::trim_checksums`]). So no block lacks its checksum because of a remap that
+//!   was not published, and no punched block is verified against the checksum of its old bytes.
 //! * If a rename or sync fails, it is unknown which remap is on disk. The layer is then
 //!   *uncertain*, and no space is freed until the store is opened again: see
 //!   [`Store::require_certain_remaps`].
@@ -61,8 +61,6 @@ impl Store {
         let dir = self.layers.dir_of(layer)?;
         let temp = format!("{MAP}.new");
         dir.remove(&temp)?;
-        // Before the remap: see the header.
-        self.trim_checksums(layer, remap)?;
         let is_empty = remap.runs().is_empty();
         if is_empty {
             self.state.lock().uncertain_remaps.insert(layer);

@@ -350,6 +350,16 @@ mod tests {
         timeline.fs().write(file.id, 0, &[7; 10_000], false).unwrap();
     }
 
+    /// A timeline with a sealed file and one that is not, and the layer of the second one.
+    fn changed(dir: &std::path::Path) -> (Arc<Timeline>, LayerId) {
+        let timeline = timeline(dir);
+        write(&timeline, "first");
+        timeline.seal(seal(), None).unwrap();
+        write(&timeline, "second");
+        let layer = timeline.fs().upper_layer();
+        (timeline, layer)
+    }
+
     fn seal() -> Seal {
         Seal { name: None, message: String::new(), time: clock::now(), automatic: false }
     }
@@ -396,11 +406,7 @@ mod tests {
     #[test]
     fn a_concurrent_checkpoint_keeps_its_content_from_being_freed() {
         let dir = tempfile::tempdir().unwrap();
-        let timeline = timeline(dir.path());
-        write(&timeline, "first");
-        timeline.seal(seal(), None).unwrap();
-        write(&timeline, "second");
-        let layer = timeline.fs().upper_layer();
+        let (timeline, layer) = changed(dir.path());
         let next = next_layer(&timeline);
         let trees = timeline.trees.lock();
         let used = live_ranges_while(&timeline, |other| {
@@ -416,11 +422,7 @@ mod tests {
     #[test]
     fn a_checkpoint_that_is_being_sealed_keeps_its_content_from_being_freed() {
         let dir = tempfile::tempdir().unwrap();
-        let timeline = timeline(dir.path());
-        write(&timeline, "first");
-        timeline.seal(seal(), None).unwrap();
-        write(&timeline, "second");
-        let layer = timeline.fs().upper_layer();
+        let (timeline, layer) = changed(dir.path());
         let (_unused, next) = (next_layer(&timeline), next_layer(&timeline));
         let (dormant, trees) = (timeline.dormant.lock(), timeline.trees.lock());
         let used = live_ranges_while(&timeline, |other| {

@@ -89,7 +89,10 @@ impl Common {
         refs: &mut LiveRanges,
     ) -> Result<()> {
         let catalog = self.store.catalog();
-        let uppers: BTreeSet<LayerId> = live.iter().map(|head| head.live.upper).collect();
+        let mut uppers: BTreeSet<LayerId> = live.iter().map(|head| head.live.upper).collect();
+        // A layer that became the upper one since then is being written, and refers to nothing old
+        // that is not counted elsewhere.
+        uppers.extend(open.iter().map(|head| head.fs.upper_layer()));
         let is_dormant = |info: &&LayerInfo| {
             info.seal.is_none()
                 && info.header.kind.is_of_head()

@@ -286,19 +286,6 @@ impl<R: Replay> Recorded<R> {
     }
 }
 
-/// The heads that have a log.
-///
-/// # Errors
-/// As readdir(3).
-pub(super) fn heads(dir: &StoreDir) -> Result<Vec<String>> {
-    if dir.list(|name| (name == DIR).then_some(()))?.is_empty() {
-        return Ok(Vec::new());
-    }
-    let is_log =
-        |name: &str| !name.starts_with('.') && !name.ends_with(".new") && !name.ends_with(".bad");
-    dir.dir(DIR)?.list(|name| is_log(name).then(|| name.to_owned()))
-}
-
 /// The path of the log of a head, for messages.
 pub(super) fn show(dir: &StoreDir, head: &str) -> String {
     dir.show(&format!("{DIR}/{head}"))
@@ -384,14 +371,33 @@ impl Store {
     /// Removes the edit history of a head that is not open.
     ///
     /// # Errors
-    /// As unlink(2).
+    /// As unlink(2) and fsync(2).
     pub fn remove_edits(&self, head: &str) -> Result<()> {
+        self.remove_logs(|of| of == head)
+    }
+
+    /// Removes the edit histories that belong to no head: the process that dropped their heads
+    /// ended before it removed them.
+    ///
+    /// # Errors
+    /// As [`Store::remove_edits`].
+    pub fn remove_edits_of_dropped_heads(&self) -> Result<()> {
+        let heads = self.head_names();
+        self.remove_logs(|of| !heads.iter().any(|head| head == of))
+    }
+
+    fn remove_logs(&self, is_going: impl Fn(&str) -> bool) -> Result<()> {
         if self.dir.list(|name| (name == DIR).then_some(()))?.is_empty() {
             return Ok(());
         }
         let dir = self.dir.dir(DIR)?;
-        ["", ".new", ".bad"].iter().try_for_each(|end| dir.remove(&format!("{head}{end}")))?;
-        if self.durable { dir.sync() } else { Ok(()) }
+        let going = dir.list(|file| {
+            let end = [".new", ".bad"].iter().find_map(|end| file.strip_suffix(end));
+            let head = end.unwrap_or(file);
+            (!head.starts_with('.') && is_going(head)).then(|| file.to_owned())
+        })?;
+        going.iter().try_for_each(|file| dir.remove(file))?;
+        if self.durable && !going.is_empty() { dir.sync() } else { Ok(()) }
     }
 }
 

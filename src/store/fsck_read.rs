@@ -233,12 +233,12 @@ impl Inspect {
     }
 
     /// The edit histories of all heads: the path of each log, for messages, and its records or the
-    /// error of reading it.
+    /// error of reading it. A log that the drop of a head left is none of them.
     ///
     /// # Errors
     /// As readdir(3).
     pub fn histories<R: Replay>(&self) -> Result<Vec<(String, Result<Recorded<R>>)>> {
-        let heads = edits_log::heads(&self.dir)?;
+        let heads = heads::names(&self.dir.dir(HEADS)?)?;
         let read = |head: &String| {
             edits_log::read(&self.dir, head, &self.trust).map(Option::unwrap_or_default)
         };

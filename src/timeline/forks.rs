@@ -177,8 +177,7 @@ impl Timeline {
             layers.iter().try_for_each(|layer| self.store.remove_unused(*layer))
         });
         if let Err(error) = removed {
-            // Nothing leads to the rest. The next gc takes the layers, and the next head of this
-            // name the history.
+            // Nothing leads to the rest. The next gc takes it.
             log::warn!("{error}");
         }
         logged.map(drop).map_err(done)

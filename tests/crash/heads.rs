@@ -77,6 +77,18 @@ fn heads_work(store: &Path, when: &str) {
     }
     drop(sandbox);
     check(store, &format!("{when}, used"));
+    let collected = jailfs(store, &["gc"], "");
+    assert!(collected.status.success(), "{when}: {}", text(&collected));
+    check(store, &format!("{when}, collected"));
+    let listed = |dir: &str| -> Vec<_> {
+        std::fs::read_dir(store.join(dir))
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name())
+            .collect()
+    };
+    let known = listed("heads");
+    let histories = listed("history");
+    assert!(histories.iter().all(|file| known.contains(file)), "{when}: {histories:?}");
 }
 
 /// The states that a verb may leave: that before, that after, and if it makes several heads, the

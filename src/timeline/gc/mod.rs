@@ -311,8 +311,8 @@ impl Common {
     }
 
     /// Step 2: turns dropped checkpoints into ordinary layers, removes layers that were never
-    /// written to, and makes each needed layer a child of the nearest needed one. Returns false if
-    /// `go` stopped it.
+    /// written to and edit histories without a head, and makes each needed layer a child of the
+    /// nearest needed one. Returns false if `go` stopped it.
     fn reparent_needed(
         &self,
         (needed, below): (&BTreeSet<LayerId>, &dyn Fn(LayerId) -> Option<LayerId>),
@@ -333,6 +333,7 @@ impl Common {
             self.store.remove_unused(*layer)?;
         }
         self.store.remove_incomplete_layers()?;
+        self.store.remove_edits_of_dropped_heads()?;
         let mut rewriting = self.store.journal_rewriter();
         for layer in needed {
             if !go() {

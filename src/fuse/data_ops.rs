@@ -87,12 +87,33 @@ impl Server {
             self.recent_writeback.note(request.node);
         }
         match result {
-            Ok(()) => reply.written(u32::try_from(data.len()).unwrap_or(u32::MAX)),
+            Ok(()) => {
+                let written = u32::try_from(data.len()).unwrap_or(u32::MAX);
+                self.reply_after_change(request.node, &requester, move || reply.written(written));
+            }
             Err(error) => {
                 reply.error(call.refuse(&error));
                 self.invalidate_drifted();
             }
         }
+    }
+
+    /// Replies that a file has changed. If the change cleared bits of its mode, a worker first
+    /// invalidates the mode that the kernel caches.
+    fn reply_after_change(
+        &self,
+        node: NodeId,
+        requester: &Requester,
+        reply: impl FnOnce() + Send + 'static,
+    ) {
+        if !requester.was_denied() {
+            return reply();
+        }
+        let channel = Arc::clone(&self.channel);
+        self.workers.run(move || {
+            channel.invalidate_attributes(node);
+            reply();
+        });
     }
 
     /// FALLOCATE.
@@ -103,7 +124,7 @@ impl Server {
         mode: u32,
         reply: Reply,
     ) {
-        let call = self.call(Op::Fallocate, request, None);
+        let call: Call<'static> = self.call(Op::Fallocate, request, None);
         if request.node.is_in_snapdir() {
             return reply.error(call.refuse(&FsError::ReadOnly));
         }
@@ -111,7 +132,7 @@ impl Server {
         let privileges = PrivilegeBits::AsCaller(&requester);
         let result =
             self.fs.fallocate(request.node, mode.cast_signed(), offset, length, privileges);
-        call.reply_empty(result, reply);
+        self.reply_after_change(request.node, &requester, move || call.reply_empty(result, reply));
         self.invalidate_drifted();
     }
 
@@ -156,19 +177,24 @@ impl Server {
         // for pages that the kernel is reading.
         self.invalidate_drifted();
         let requester = Requester::of(request);
-        let (fs, gate) = (Arc::clone(&self.fs), Arc::clone(&self.gate));
+        let (fs, gate, channel) =
+            (Arc::clone(&self.fs), Arc::clone(&self.gate), Arc::clone(&self.channel));
         let workers = if call.node.is_in_snapdir() { &self.snapdir_workers } else { &self.workers };
         workers.run(move || {
             // The serving thread's admission ends with this function.
             let Some(_admitted) = gate.reenter() else { return reply.error(GATE_CLOSED) };
-            match fs.copy_range(
+            let copied = fs.copy_range(
                 call.node,
                 offset,
                 to,
                 to_offset,
                 len.min(MAX_COPY),
                 PrivilegeBits::AsCaller(&requester),
-            ) {
+            );
+            if requester.was_denied() {
+                channel.invalidate_attributes(to);
+            }
+            match copied {
                 Ok(copied) => reply.written(u32::try_from(copied).unwrap_or(u32::MAX)),
                 Err(error) => reply.error(call.refuse(&error)),
             }

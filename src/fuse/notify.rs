@@ -104,6 +104,15 @@ impl Channel {
         }
     }
 
+    /// Invalidates the attributes of a node. Waits for no lock that a request may hold.
+    pub(super) fn invalidate_attributes(&self, id: NodeId) {
+        if let Some(session) = self.session()
+            && let Err(error) = session.invalidate_attributes(id)
+        {
+            log::debug!("invalidate the attributes of node {}: {error}", id.0);
+        }
+    }
+
     /// Invalidates the attributes and all cached pages of a node.
     pub(super) fn invalidate_pages(&self, id: NodeId) {
         if let Some(session) = self.session()

@@ -5,7 +5,12 @@
 //! is being served, so they cannot change meanwhile. That costs time and happens only if the file
 //! has such a bit.
 //!
+//! The replies to WRITE, FALLOCATE and COPY_FILE_RANGE have no attributes. So before such a reply
+//! the server invalidates the mode that the kernel caches.
+//!
 //! Every change clears file capabilities, even one by root; `fs` does that.
+
+use std::cell::Cell;
 
 use crate::fs::{CallerRights, Fs};
 use crate::fuse::wire::Request;
@@ -17,59 +22,65 @@ const SETGID: u32 = 0o2000;
 const CAP_FSETID: u64 = 1 << 4;
 
 /// The caller of a request, as the kernel reports it.
-#[derive(Clone, Copy)]
 pub(super) struct Requester {
     uid: u32,
     gid: u32,
     pid: u32,
+    /// The kernel has said that the caller lacks CAP_FSETID.
+    lacks_fsetid: bool,
+    /// A right was asked for that the caller lacks.
+    was_denied: Cell<bool>,
 }
 
 impl Requester {
     /// The caller of this request.
     pub(super) fn of(request: &Request) -> Requester {
-        Requester { uid: request.uid, gid: request.gid, pid: request.pid }
+        let Request { uid, gid, pid, .. } = *request;
+        Requester { uid, gid, pid, lacks_fsetid: false, was_denied: Cell::new(false) }
     }
 
     /// The same caller, if the kernel has said that it lacks CAP_FSETID.
-    pub(super) fn without_fsetid(self) -> WithoutFsetid {
-        WithoutFsetid(self)
+    pub(super) fn without_fsetid(self) -> Requester {
+        Requester { lacks_fsetid: true, ..self }
     }
 
     /// Whether an ACL that the caller sets clears setgid, as the caller's chmod(2) would.
-    pub(super) fn clears_setgid(self, fs: &Fs, id: NodeId) -> bool {
+    pub(super) fn clears_setgid(&self, fs: &Fs, id: NodeId) -> bool {
         fs.getattr(id)
             .is_ok_and(|attr| attr.meta.mode & SETGID != 0 && !self.may_keep_setgid(attr.meta.gid))
+    }
+
+    /// Whether the caller was denied a right, so that its change cleared bits of the mode.
+    pub(super) fn was_denied(&self) -> bool {
+        self.was_denied.get()
+    }
+
+    fn note(&self, has_right: bool) -> bool {
+        self.was_denied.set(self.was_denied.get() || !has_right);
+        has_right
     }
 }
 
 impl CallerRights for Requester {
     fn has_fsetid(&self) -> bool {
-        match sys::proc::privileges(self.pid) {
-            Some(caller) => caller.capabilities & CAP_FSETID != 0,
-            None => self.uid == 0,
-        }
+        self.note(
+            !self.lacks_fsetid
+                && match sys::proc::privileges(self.pid) {
+                    Some(caller) => caller.capabilities & CAP_FSETID != 0,
+                    None => self.uid == 0,
+                },
+        )
     }
 
     fn may_keep_setgid(&self, group: u32) -> bool {
-        self.gid == group
-            || match sys::proc::privileges(self.pid) {
-                Some(caller) => {
-                    caller.capabilities & CAP_FSETID != 0 || caller.groups.contains(&group)
-                }
-                None => self.uid == 0,
-            }
-    }
-}
-
-/// A caller of which the kernel has said that it lacks CAP_FSETID.
-pub(super) struct WithoutFsetid(Requester);
-
-impl CallerRights for WithoutFsetid {
-    fn has_fsetid(&self) -> bool {
-        false
-    }
-
-    fn may_keep_setgid(&self, group: u32) -> bool {
-        self.0.may_keep_setgid(group)
+        self.note(
+            self.gid == group
+                || match sys::proc::privileges(self.pid) {
+                    Some(caller) => {
+                        caller.capabilities & CAP_FSETID != 0 || caller.groups.contains(&group)
+                    }
+                    None => self.uid == 0,
+                },
+        )
     }
 }

@@ -241,7 +241,8 @@ fn a_change_clears_privileges_as_on_the_host() {
                             &format!(
                                 "rm -f p; cp of-base p; chown {owner}:{owner} p; chmod {mode} p; \
                                  setcap cap_chown=ep p; setpriv --reuid={user} --regid={user} \
-                                 --clear-groups sh -c \"$1\"; stat -c '%a %u %g %s' p; getcap p"
+                                 --clear-groups sh -c \"$1\"; stat -c %a p; \
+                                 stat -c '%a %u %g %s' p; getcap p"
                             ),
                             way,
                         );

@@ -48,7 +48,7 @@ fn decode_device(device: u32) -> u64 {
 impl Server {
     /// Serves a request. Returns whether it ends the session.
     pub(super) fn dispatch(&self, request: &Request, body: &[u8], reply: Reply) -> bool {
-        let operation = match Operation::parse(request, body) {
+        let operation = match Operation::parse(request, body, self.layout) {
             Ok(operation) => operation,
             Err(Malformed) => {
                 log::warn!("process {} sent a malformed request", request.pid);
@@ -163,8 +163,8 @@ impl Server {
             Operation::Statfs => self.serve_statfs(request, reply),
             Operation::Fsync => self.serve_sync(self.call(Op::Fsync, request, None), reply),
             Operation::Fsyncdir => self.serve_sync(self.call(Op::Fsyncdir, request, None), reply),
-            Operation::Setxattr { name, value, flags } => {
-                self.serve_setxattr(request, name, value, flags, reply);
+            Operation::Setxattr { name, value, flags, takes_setgid } => {
+                self.serve_setxattr(request, name, value, (flags, takes_setgid), reply);
             }
             Operation::Getxattr { name, size } => {
                 self.serve_getxattr(request, name, size, reply);

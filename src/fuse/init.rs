@@ -8,6 +8,7 @@ use std::time::Duration;
 use fuser::{Config, Filesystem, InitFlags, KernelConfig, Notifier, Request, Session, SessionACL};
 use parking_lot::Mutex;
 
+use crate::fuse::wire::Layout;
 use crate::sys;
 
 /// The most bytes that the kernel may read or write in one request.
@@ -26,6 +27,7 @@ const WANTED: &[(InitFlags, &str)] = &[
     (InitFlags::FUSE_DO_READDIRPLUS, "each file of a listing that is looked at costs a message"),
     (InitFlags::FUSE_POSIX_ACL, "there are no ACLs"),
     (InitFlags::FUSE_DONT_MASK, "default ACLs are combined with the umask"),
+    (InitFlags::FUSE_SETXATTR_EXT, "an ACL that is set from outside the group keeps setgid"),
     (InitFlags::FUSE_HANDLE_KILLPRIV_V2, "each write asks for capabilities first"),
     (InitFlags::FUSE_MAX_PAGES, "requests are at most 128 KiB"),
     (InitFlags::FUSE_EXPLICIT_INVAL_DATA, "a changed size drops cached pages"),
@@ -41,6 +43,8 @@ pub(super) struct Negotiated {
     pub(super) no_opendir: bool,
     /// A dentry can be expired: it is looked up again, but stays in place until then.
     pub(super) can_expire_dentries: bool,
+    /// The forms of requests.
+    pub(super) layout: Layout,
 }
 
 /// From this kernel version on, FUSE_NOTIFY_INVAL_ENTRY for an unknown name does not take the lock
@@ -91,7 +95,9 @@ fn negotiate(config: &mut KernelConfig, writeback: bool) -> Negotiated {
             log::warn!("this kernel lacks {flag:?}: {without}");
         }
     }
+    let has_long_setxattr = config.capabilities().contains(InitFlags::FUSE_SETXATTR_EXT);
     let agreed = Negotiated {
+        layout: Layout { has_long_setxattr },
         no_open: config.capabilities().contains(InitFlags::FUSE_NO_OPEN_SUPPORT),
         no_opendir: config.capabilities().contains(InitFlags::FUSE_NO_OPENDIR_SUPPORT),
         can_expire_dentries: config.capabilities().contains(InitFlags::FUSE_HAS_EXPIRE_ONLY),

@@ -1,9 +1,9 @@
 //! Clears setuid and setgid bits when a file changes, as the kernel demands.
 //!
-//! The kernel decides by the caller's rights, and sends the decision of WRITE as a flag. For other
-//! requests the server reads the caller's rights from /proc. The caller is blocked in the call that
-//! is being served, so they cannot change meanwhile. That costs time and happens only if the file
-//! has such a bit.
+//! The kernel decides by the rights of the caller. For WRITE, and for SETXATTR of an ACL, it sends
+//! the decision as a flag. For other requests the server reads the rights from /proc. The caller is
+//! blocked in the call that is being served, so they cannot change meanwhile. That costs time and
+//! happens only if the file has such a bit.
 //!
 //! The replies to WRITE, FALLOCATE and COPY_FILE_RANGE have no attributes. So before such a reply
 //! the server invalidates the mode that the kernel caches.
@@ -12,12 +12,10 @@
 
 use std::cell::Cell;
 
-use crate::fs::{CallerRights, Fs};
+use crate::fs::CallerRights;
 use crate::fuse::wire::Request;
 use crate::sys;
-use crate::types::NodeId;
 
-const SETGID: u32 = 0o2000;
 /// CAP_FSETID of capabilities(7).
 const CAP_FSETID: u64 = 1 << 4;
 
@@ -42,12 +40,6 @@ impl Requester {
     /// The same caller, if the kernel has said that it lacks CAP_FSETID.
     pub(super) fn without_fsetid(self) -> Requester {
         Requester { lacks_fsetid: true, ..self }
-    }
-
-    /// Whether an ACL that the caller sets clears setgid, as the caller's chmod(2) would.
-    pub(super) fn clears_setgid(&self, fs: &Fs, id: NodeId) -> bool {
-        fs.getattr(id)
-            .is_ok_and(|attr| attr.meta.mode & SETGID != 0 && !self.may_keep_setgid(attr.meta.gid))
     }
 
     /// Whether the caller was denied a right, so that its change cleared bits of the mode.

@@ -22,7 +22,7 @@ use crate::fuse::readdirplus_policy::ReaddirplusPolicy;
 use crate::fuse::recent_writeback::RecentWriteback;
 use crate::fuse::reply::Call;
 use crate::fuse::selinux::SelinuxLabels;
-use crate::fuse::wire::{Reply, Request};
+use crate::fuse::wire::{Layout, Reply, Request};
 use crate::fuse::workers::Workers;
 use crate::types::{Name, NodeId};
 
@@ -39,6 +39,8 @@ pub(super) struct Server {
     /// Whether ENOSYS to OPEN makes the kernel never send it again; likewise OPENDIR.
     pub(super) no_open: bool,
     pub(super) no_opendir: bool,
+    /// The forms of requests.
+    pub(super) layout: Layout,
     pub(super) workers: Workers,
     /// Links that wait for a rename to complete, and dentries to invalidate. Kept apart: their wait
     /// may depend on a request that one of `workers` serves.
@@ -77,6 +79,7 @@ impl Server {
             syncs,
             no_open: true,
             no_opendir: true,
+            layout: Layout::default(),
             workers: Workers::default(),
             barrier_workers: Workers::default(),
             invalidation_workers: Workers::default(),
@@ -98,6 +101,7 @@ impl Server {
         // can then refuse a writer only at OPEN.
         self.no_open = agreed.no_open && !(self.writeback && self.fs.shows_snapdir());
         self.no_opendir = agreed.no_opendir;
+        self.layout = agreed.layout;
         self.channel.set_negotiated(agreed.can_expire_dentries);
     }
 

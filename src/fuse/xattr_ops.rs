@@ -7,7 +7,6 @@
 use crate::error::{FsError, FsResult};
 use crate::fs::SetXattr;
 use crate::fuse::counters::Op;
-use crate::fuse::privileges::Requester;
 use crate::fuse::server::Server;
 use crate::fuse::wire::{Reply, Request};
 use crate::types::NodeId;
@@ -20,8 +19,6 @@ pub(super) const HEAD_ATTRIBUTE: &[u8] = b"user.jailfs.head";
 pub(super) const ORIGIN_ATTRIBUTE: &[u8] = b"user.jailfs.origin";
 /// The prefix of our own attributes.
 pub(super) const OWN_PREFIX: &[u8] = b"user.jailfs.";
-/// Holds the access ACL of a file.
-const ACCESS_ACL: &[u8] = b"system.posix_acl_access";
 
 impl Server {
     /// SETXATTR.
@@ -30,7 +27,7 @@ impl Server {
         request: &Request,
         name: &[u8],
         value: &[u8],
-        flags: u32,
+        (flags, takes_setgid): (u32, bool),
         reply: Reply,
     ) {
         const XATTR_CREATE: u32 = 1;
@@ -40,8 +37,7 @@ impl Server {
             let how = SetXattr {
                 create: flags & XATTR_CREATE != 0,
                 replace: flags & XATTR_REPLACE != 0,
-                takes_setgid: name == ACCESS_ACL
-                    && Requester::of(request).clears_setgid(&self.fs, request.node),
+                takes_setgid,
             };
             self.fs.setxattr(request.node, name, value, how)
         });

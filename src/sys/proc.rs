@@ -133,10 +133,14 @@ fn holder_in(line: &str, wanted: &str) -> Option<u32> {
     (words.next()? == wanted).then_some(pid)
 }
 
+/// The initial user namespace: the kernel gives it a fixed number (`USER_NS_INIT_INO`).
+const INITIAL_USER_NAMESPACE: &[u8] = b"user:[4026531837]";
+
 /// The privileges of a thread.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Privileges {
-    /// Its effective capabilities, as a mask (capabilities(7)).
+    /// Its effective capabilities, as a mask (capabilities(7)). None in a user namespace of its
+    /// own: there every user can have all of them, and they count only for what that owns.
     pub capabilities: u64,
     /// Its supplementary groups.
     pub groups: Vec<u32>,
@@ -144,7 +148,10 @@ pub struct Privileges {
 
 /// The privileges of a thread (proc_pid_status(5)); `None` if it has ended or is hidden.
 pub fn privileges(tid: u32) -> Option<Privileges> {
-    parse_privileges(&std::fs::read(format!("/proc/{tid}/status")).ok()?)
+    let found = parse_privileges(&std::fs::read(format!("/proc/{tid}/status")).ok()?)?;
+    let namespace = std::fs::read_link(format!("/proc/{tid}/ns/user"));
+    let is_initial = namespace.is_ok_and(|n| n.as_os_str().as_bytes() == INITIAL_USER_NAMESPACE);
+    Some(Privileges { capabilities: if is_initial { found.capabilities } else { 0 }, ..found })
 }
 
 /// How a process is confined, as far as every process may read it (proc_pid_status(5)).

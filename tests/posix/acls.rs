@@ -100,11 +100,16 @@ fn acls_decide_access() {
 fn an_acl_set_from_outside_the_group_clears_setgid() {
     same(base, |side| {
         for (owner, group, user) in [(4001, 4001, 4001), (4001, 4100, 4001), (4001, 4100, 0)] {
-            for acl in ["-m u:4002:rx", "-m g::rwx", "-b"] {
+            for setfacl in [
+                "setfacl -m u:4002:rx",
+                "setfacl -m g::rwx",
+                "setfacl -b",
+                "unshare -Ur setfacl -m u:0:rx",
+            ] {
                 side.sh(&format!(
                     "cp file p; setfacl -m u:4003:r p; chown {owner}:{group} p; chmod 2755 p"
                 ));
-                side.as_user(user, &format!("setfacl {acl} p; stat -c '%a' p; getfacl -n p"));
+                side.as_user(user, &format!("{setfacl} p; stat -c '%a' p; getfacl -n p"));
             }
         }
     });

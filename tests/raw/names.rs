@@ -127,7 +127,7 @@ fn an_attribute_name_has_1_to_255_bytes() {
             "{} bytes",
             name.len()
         );
-        let body = Body::new().u32(2).u32(0).name(name).bytes(b"ab");
+        let body = Body::new().u32(2).u32(0).u32(0).u32(0).name(name).bytes(b"ab");
         assert_eq!(raw.ask(SETXATTR, file, body), Err(Errno::ERANGE));
         let body = Body::new().name(name);
         assert_eq!(raw.ask(REMOVEXATTR, file, body), Err(Errno::EOPNOTSUPP));

@@ -30,7 +30,7 @@ fn every_request() -> Vec<(&'static str, u32, Body)> {
         ("link into", LINK, new().u64(ROOT).name(b"x")),
         ("read", READ, place(10)),
         ("write", WRITE, place(1).bytes(b"x")),
-        ("setxattr", SETXATTR, new().u32(1).u32(0).name(b"user.x").bytes(b"v")),
+        ("setxattr", SETXATTR, new().u32(1).u32(0).u32(0).u32(0).name(b"user.x").bytes(b"v")),
         ("getxattr", GETXATTR, new().u32(9).u32(0).name(b"user.x")),
         ("listxattr", LISTXATTR, new().u32(9).u32(0)),
         ("removexattr", REMOVEXATTR, new().name(b"user.x")),

@@ -248,7 +248,7 @@ fn attribute_requests_check_sizes_and_flags() {
     let mut raw = Raw::new();
     let file = raw.mknod(ROOT, b"file", 0o100_644).unwrap().node;
     let set = |name: &[u8], value: &[u8], flags: u32| {
-        Body::new().u32(value.len() as u32).u32(flags).name(name).bytes(value)
+        Body::new().u32(value.len() as u32).u32(flags).u32(0).u32(0).name(name).bytes(value)
     };
     assert_eq!(raw.ask(SETXATTR, file, set(b"user.a", &[1; 65_537], 0)), Err(Errno::E2BIG));
     assert_eq!(raw.ask(SETXATTR, file, set(b"user.a", &[1; 1 << 20], 0)), Err(Errno::E2BIG));

@@ -94,7 +94,9 @@ fn body_of(shaped: &Shaped, nodes: &[u64]) -> Body {
         WRITE => new().u64(*a).u64(*b).u32(len).u32(*a as u32).u64(*c).u32(0).u32(0).bytes(bytes),
         SETXATTR => {
             let name: Vec<u8> = name.iter().copied().filter(|byte| *byte != 0).collect();
-            new().u32(len).u32(*a as u32 % 4).name(&[b"user.", &*name].concat()).bytes(bytes)
+            let (flags, more) = (*a as u32 % 4, *b as u32);
+            let head = new().u32(len).u32(flags).u32(more).u32(0);
+            head.name(&[b"user.", &*name].concat()).bytes(bytes)
         }
         GETXATTR => new().u32(*a as u32).u32(0).name(&[b"user.", &**name].concat()),
         LISTXATTR => new().u32(*a as u32).u32(0),

@@ -12,4 +12,4 @@ mod request;
 
 pub(super) use device::Device;
 pub(super) use reply::{FOREVER, Lifetimes, Names, Reply, Statfs};
-pub(super) use request::{Malformed, Operation, Request, RequestBuffer};
+pub(super) use request::{Layout, Malformed, Operation, Request, RequestBuffer};

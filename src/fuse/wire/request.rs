@@ -8,6 +8,8 @@ use crate::types::{NodeId, Timestamp};
 const HEADER: usize = 40;
 /// The kernel asks for room for the largest WRITE and its head.
 const HEAD_ROOM: usize = 4096;
+/// The opcode of the only request whose form depends on INIT.
+const SETXATTR: u32 = 21;
 
 /// The part that all requests have.
 #[derive(Clone, Copy, Debug)]
@@ -20,6 +22,13 @@ pub(in crate::fuse) struct Request {
     pub(in crate::fuse) gid: u32,
     pub(in crate::fuse) pid: u32,
     opcode: u32,
+}
+
+/// The forms of requests that INIT agreed on.
+#[derive(Clone, Copy, Debug, Default)]
+pub(in crate::fuse) struct Layout {
+    /// SETXATTR has flags of its own (FUSE_SETXATTR_EXT).
+    pub(in crate::fuse) has_long_setxattr: bool,
 }
 
 /// A message that is not as the protocol says.
@@ -160,11 +169,13 @@ pub(in crate::fuse) enum Operation<'a> {
     Statfs,
     Release,
     Fsync,
-    /// `flags` as in setxattr(2).
+    /// `flags` as in setxattr(2). If the attribute is an access ACL, `takes_setgid` tells whether
+    /// it clears setgid, because the caller is not in the group.
     Setxattr {
         name: &'a [u8],
         value: &'a [u8],
         flags: u32,
+        takes_setgid: bool,
     },
     Getxattr {
         name: &'a [u8],
@@ -229,8 +240,15 @@ impl<'a> Operation<'a> {
     ///
     /// # Errors
     /// The body is too short, or a name has no end.
-    pub(in crate::fuse) fn parse(request: &Request, body: &'a [u8]) -> Parsed<Operation<'a>> {
+    pub(in crate::fuse) fn parse(
+        request: &Request,
+        body: &'a [u8],
+        layout: Layout,
+    ) -> Parsed<Operation<'a>> {
         let (opcode, fields) = (request.opcode, &mut Fields(body));
+        if opcode == SETXATTR {
+            return fields.setxattr(layout);
+        }
         if let Some(operation) = Operation::on_name(opcode, fields)? {
             return Ok(operation);
         }
@@ -259,10 +277,6 @@ impl<'a> Operation<'a> {
                 Operation::Rename { name: f.name()?, to, new_name: f.name()?, flags: 0 }
             }
             13 => Operation::Link { node: NodeId(f.u64()?), name: f.name()? },
-            21 => {
-                let (size, flags) = (f.u32()?, f.u32()?);
-                Operation::Setxattr { name: f.name()?, value: f.bytes(size as usize)?, flags }
-            }
             22 => {
                 let (size, _padding) = (f.u32()?, f.u32()?);
                 Operation::Getxattr { name: f.name()?, size }
@@ -414,6 +428,16 @@ impl<'a> Fields<'a> {
         Ok((self.u64()?, self.u32()?))
     }
 
+    /// `struct fuse_setxattr_in`, a name and a value.
+    fn setxattr(&mut self, layout: Layout) -> Parsed<Operation<'a>> {
+        const ACL_KILL_SGID: u32 = 1 << 0;
+        let (size, flags) = (self.u32()?, self.u32()?);
+        let (more, _padding) =
+            if layout.has_long_setxattr { (self.u32()?, self.u32()?) } else { (0, 0) };
+        let (name, value) = (self.name()?, self.bytes(size as usize)?);
+        Ok(Operation::Setxattr { name, value, flags, takes_setgid: more & ACL_KILL_SGID != 0 })
+    }
+
     /// `struct fuse_setattr_in`.
     fn setattr(&mut self) -> Parsed<SetAttr> {
         let (flags, _padding) = (SetattrFlags(self.u32()?), self.u32()?);
@@ -462,7 +486,10 @@ mod tests {
         assert_eq!((request.unique, request.node, request.pid), (7, NodeId(9), 4321));
         assert_eq!((request.uid, request.gid), (1000, 100));
         assert_eq!(body, b"name\0");
-        assert_eq!(Operation::parse(&request, body), Ok(Operation::Lookup { name: b"name" }));
+        assert_eq!(
+            Operation::parse(&request, body, Layout::default()),
+            Ok(Operation::Lookup { name: b"name" })
+        );
         for cut in 0..bytes.len() - 4 {
             assert!(Request::parse(&bytes[..cut]).is_err(), "cut at {cut}");
         }
@@ -470,7 +497,9 @@ mod tests {
 
     #[test]
     fn a_short_body_is_malformed_and_never_read_beyond() {
-        for opcode in 0..60 {
+        let short = (0..60).map(|opcode| (opcode, Layout::default()));
+        let long = (SETXATTR, Layout { has_long_setxattr: true });
+        for (opcode, layout) in short.chain([long]) {
             let bytes = message(opcode, &[]);
             let (request, _) = Request::parse(&bytes).unwrap();
             let whole = [0xff; 200];
@@ -478,11 +507,21 @@ mod tests {
             for len in 0..whole.len() {
                 // A name needs its end.
                 let body = [&whole[..len], b"\0x\0\0"].concat();
-                let parsed = Operation::parse(&request, &body).is_ok();
+                let parsed = Operation::parse(&request, &body, layout).is_ok();
                 assert!(parsed || !was_whole, "{opcode}: longer and not whole any more");
                 was_whole |= parsed && opcode != 42 && opcode != 16 && opcode != 21;
             }
         }
+    }
+
+    #[test]
+    fn setxattr_tells_whether_it_takes_setgid() {
+        let bytes = [&1_u32, &2, &1, &0].map(|field| field.to_ne_bytes()).concat();
+        let bytes = message(SETXATTR, &[&bytes[..], b"user.a\0v"].concat());
+        let (request, body) = Request::parse(&bytes).unwrap();
+        let parsed = Operation::parse(&request, body, Layout { has_long_setxattr: true });
+        let (name, value) = (&b"user.a"[..], &b"v"[..]);
+        assert_eq!(parsed, Ok(Operation::Setxattr { name, value, flags: 2, takes_setgid: true }));
     }
 
     #[test]
@@ -502,6 +541,9 @@ mod tests {
             mtime: Some(SetTime::Now),
             ..SetAttr::default()
         };
-        assert_eq!(Operation::parse(&request, body), Ok(Operation::Setattr { set }));
+        assert_eq!(
+            Operation::parse(&request, body, Layout::default()),
+            Ok(Operation::Setattr { set })
+        );
     }
 }

@@ -7,12 +7,11 @@
 
 use std::sync::Arc;
 
-use parking_lot::MutexGuard;
-
 use crate::base::{BaseStat, DirLookup};
 use crate::error::FsResult;
 use crate::fs::merged::lower::{Lower, LowerNode};
 use crate::fs::{Core, Fs};
+use crate::sys::lock::RankedGuard;
 use crate::tree::Body;
 use crate::types::{Ino, Name, NodeId, TreePath};
 
@@ -91,12 +90,12 @@ impl Answers {
 
 impl Fs {
     /// Takes the core lock, after the base was asked for a node that only the base has.
-    pub(in crate::fs) fn core_for_node(&self, id: NodeId) -> (MutexGuard<'_, Core>, Asked) {
+    pub(in crate::fs) fn core_for_node(&self, id: NodeId) -> (RankedGuard<'_, Core>, Asked) {
         self.core_after(|core, ask| ask.extend(core.place_in_base(id).cloned().map(Question::Node)))
     }
 
     /// As [`Fs::core_for_node`], for a directory whose names are asked for next.
-    pub(in crate::fs) fn core_for_dir(&self, id: NodeId) -> (MutexGuard<'_, Core>, Asked) {
+    pub(in crate::fs) fn core_for_dir(&self, id: NodeId) -> (RankedGuard<'_, Core>, Asked) {
         self.core_after(|core, ask| ask.extend(core.place_in_base(id).cloned().map(Question::Dir)))
     }
 
@@ -104,7 +103,7 @@ impl Fs {
     pub(in crate::fs) fn core_for_names(
         &self,
         names: &[(NodeId, &Name)],
-    ) -> (MutexGuard<'_, Core>, Asked) {
+    ) -> (RankedGuard<'_, Core>, Asked) {
         self.core_after(|core, ask| {
             ask.extend(names.iter().filter_map(|(dir, name)| core.question(*dir, name)));
         })
@@ -115,7 +114,7 @@ impl Fs {
         &self,
         id: NodeId,
         (dir, name): (NodeId, &Name),
-    ) -> (MutexGuard<'_, Core>, Asked) {
+    ) -> (RankedGuard<'_, Core>, Asked) {
         self.core_after(|core, ask| {
             ask.extend(core.place_in_base(id).cloned().map(Question::Node));
             ask.extend(core.question(dir, name));
@@ -125,7 +124,7 @@ impl Fs {
     fn core_after(
         &self,
         ask: impl FnOnce(&Core, &mut Vec<Question>),
-    ) -> (MutexGuard<'_, Core>, Asked) {
+    ) -> (RankedGuard<'_, Core>, Asked) {
         let core = self.core();
         let mut questions = Vec::new();
         ask(&core, &mut questions);

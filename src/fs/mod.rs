@@ -34,7 +34,7 @@ use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 
 use crate::error::{FsError, FsResult, Result};
 use crate::fs::edits::EditHistory;
@@ -52,6 +52,7 @@ use crate::store::Store;
 use crate::store::edits_log::Content;
 use crate::store::layer::Upper;
 use crate::store::record::Record;
+use crate::sys::lock::{Rank, RankedGuard, RankedMutex};
 use crate::tree::{Edit, Misfit, Tree};
 use crate::types::{ByteRange, Epoch, LayerId, Name, NodeId, TreePath};
 
@@ -151,13 +152,13 @@ impl DerefMut for Core {
 /// A head of a store, as a filesystem.
 pub struct Fs {
     store: Arc<Store>,
-    core: Mutex<Core>,
+    core: RankedMutex<Core>,
     /// The number of times that the core lock was taken.
     requests: AtomicU64,
     /// Whether the kernel caches something that is stale: see [`Coherence`].
     has_stale: Arc<AtomicBool>,
     jail: Mutex<Arc<Jail>>,
-    sync_gate: Mutex<SyncGate>,
+    sync_gate: RankedMutex<SyncGate>,
     reclaim: Reclaim,
     snapdir: snapdir::Snapdir,
 }
@@ -179,11 +180,11 @@ impl Fs {
         };
         Fs {
             store,
-            core: Mutex::new(core),
+            core: RankedMutex::new(Rank::Core, core),
             requests: AtomicU64::new(0),
             has_stale,
             jail: Mutex::new(Arc::new(jail)),
-            sync_gate: Mutex::default(),
+            sync_gate: RankedMutex::new(Rank::SyncGate, SyncGate::default()),
             reclaim: Reclaim::new(),
             snapdir: snapdir::Snapdir::default(),
         }
@@ -200,7 +201,7 @@ impl Fs {
     }
 
     /// Takes the core lock.
-    fn core(&self) -> MutexGuard<'_, Core> {
+    fn core(&self) -> RankedGuard<'_, Core> {
         self.requests.fetch_add(1, Ordering::Relaxed);
         self.core.lock()
     }

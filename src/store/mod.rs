@@ -59,7 +59,7 @@ use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use nix::fcntl::Flock;
-use parking_lot::{Mutex, RwLock};
+use parking_lot::RwLock;
 use serde::Serialize;
 
 use crate::error::Result;
@@ -75,6 +75,7 @@ use crate::store::layer::files::Layers;
 use crate::store::ledger::Ledger;
 use crate::store::op_log::OpLog;
 use crate::store::reserve::Reserve;
+use crate::sys::lock::RankedMutex;
 use crate::types::LayerId;
 
 pub use content::read_epochs::ReadGuard;
@@ -98,7 +99,7 @@ pub struct Store {
     layers: Layers,
     heads: StoreDir,
     /// The content of the files in `heads`.
-    head_records: Mutex<HeadRecords>,
+    head_records: RankedMutex<HeadRecords>,
     tmp: StoreDir,
     base: BaseRecord,
     durable: bool,
@@ -106,17 +107,17 @@ pub struct Store {
     takes_other_base: bool,
     trust: Trust,
     failed_syncs: FailedSyncs,
-    state: Mutex<State>,
-    identities: Mutex<Identities>,
-    holds: Mutex<BTreeSet<LayerId>>,
-    ops: Mutex<OpLog>,
-    ledger: Mutex<Ledger>,
+    state: RankedMutex<State>,
+    identities: RankedMutex<Identities>,
+    holds: RankedMutex<BTreeSet<LayerId>>,
+    ops: RankedMutex<OpLog>,
+    ledger: RankedMutex<Ledger>,
     readers: ReadEpochs,
     /// Held by readers of states, and exclusively by those who free space.
     states: RwLock<()>,
     /// How often content was freed.
     sweeps: AtomicU64,
-    reserve: Mutex<Reserve>,
+    reserve: RankedMutex<Reserve>,
     // Last, so that everything above is closed before the lock is released.
     _lock: Flock<File>,
 }
@@ -154,7 +155,7 @@ impl Store {
     }
 
     /// The inode numbers of base nodes.
-    pub fn identities(&self) -> &Mutex<Identities> {
+    pub fn identities(&self) -> &RankedMutex<Identities> {
         &self.identities
     }
 

@@ -10,7 +10,7 @@ use std::path::Path;
 use std::sync::atomic::AtomicU64;
 
 use nix::fcntl::Flock;
-use parking_lot::{Mutex, RwLock};
+use parking_lot::RwLock;
 
 use crate::error::{Attempt, Error, Kind, Result};
 use crate::store::archived::ArchivedLayer;
@@ -29,7 +29,8 @@ use crate::store::ledger::{self, Known, LEDGER};
 use crate::store::lock::{LOCK, check_private, make_private, take_lock};
 use crate::store::op_log::{HEADS_LOG, OpLog};
 use crate::store::volatile::{self, VOLATILE};
-use crate::store::{Store, StoreOptions};
+use crate::store::{Ledger, Reserve, Store, StoreOptions};
+use crate::sys::lock::{Rank, RankedMutex};
 use crate::types::LayerId;
 
 /// A text for people who find the store.
@@ -135,9 +136,10 @@ impl Store {
             found.check_against(&ledger.known, &counts, &dir)?;
         }
         let next_layer = found.next_layer.max(layers.archived.next_layer());
+        let identities = Identities::new(id_log, id_records, root);
         let store = Store {
             heads,
-            head_records: Mutex::new(head_records),
+            head_records: RankedMutex::new(Rank::HeadRecords, head_records),
             tmp: dir.make_dir("tmp")?,
             base,
             durable: !options.volatile,
@@ -145,15 +147,15 @@ impl Store {
             takes_other_base: options.other_base,
             failed_syncs: FailedSyncs::of(&dir, trust.writer)?,
             trust,
-            state: Mutex::new(State::new(found.catalog, next_layer)),
-            identities: Mutex::new(Identities::new(id_log, id_records, root)),
-            holds: Mutex::new(holds),
-            ops: Mutex::new(ops),
-            ledger: Mutex::default(),
+            state: RankedMutex::new(Rank::Catalog, State::new(found.catalog, next_layer)),
+            identities: RankedMutex::new(Rank::Identities, identities),
+            holds: RankedMutex::new(Rank::Holds, holds),
+            ops: RankedMutex::new(Rank::OperationLog, ops),
+            ledger: RankedMutex::new(Rank::Ledger, Ledger::default()),
             readers: ReadEpochs::default(),
             states: RwLock::new(()),
             sweeps: AtomicU64::new(0),
-            reserve: Mutex::default(),
+            reserve: RankedMutex::new(Rank::Reserve, Reserve::default()),
             layers,
             dir,
             _lock: lock,

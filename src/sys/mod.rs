@@ -21,6 +21,7 @@ pub mod flags;
 pub mod fusectl;
 pub mod holders;
 pub mod limits;
+pub mod lock;
 pub mod memory;
 pub mod mount;
 pub mod mountinfo;

@@ -6,7 +6,7 @@ use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use parking_lot::{Mutex, MutexGuard, RwLock, RwLockWriteGuard};
+use parking_lot::{RwLock, RwLockWriteGuard};
 
 use crate::base::Base;
 use crate::error::{Error, Kind, Result};
@@ -14,6 +14,7 @@ use crate::fs::merged::pre_images::PreHistory;
 use crate::fs::{Fs, HeadTree, Invalidations, State};
 use crate::store::Store;
 use crate::store::layer::LayerInfo;
+use crate::sys::lock::{Rank, RankedGuard, RankedMutex};
 use crate::timeline::apply::protected::Protected;
 use crate::timeline::apply::unfinished::{RecoveredApplies, UnfinishedRollback};
 use crate::timeline::base_identity::BaseIdentity;
@@ -32,34 +33,34 @@ const CLOSING_POLL: Duration = Duration::from_millis(2);
 pub struct Common {
     pub(super) store: Arc<Store>,
     pub(super) base: Arc<Base>,
-    pub(super) trees: Mutex<TreeCache>,
+    pub(super) trees: RankedMutex<TreeCache>,
     /// The heads that are open.
-    pub(super) heads: Mutex<BTreeMap<String, OpenHead>>,
+    pub(super) heads: RankedMutex<BTreeMap<String, OpenHead>>,
     /// Whether the base is the one that the store was made for; `None` once that is recorded.
-    base_is: Mutex<Option<BaseIdentity>>,
+    base_is: RankedMutex<Option<BaseIdentity>>,
     /// Set while the daemon shuts down: long background work ends and is not started again.
     pub(super) stopping: AtomicBool,
     /// The pre-images of each apply so far.
-    pub(super) applies: Mutex<PreHistory>,
+    pub(super) applies: RankedMutex<PreHistory>,
     /// A rollback that could not end. No other apply runs before it has.
-    pub(super) unfinished: Mutex<Option<UnfinishedRollback>>,
+    pub(super) unfinished: RankedMutex<Option<UnfinishedRollback>>,
     /// Whether opening the store rolled back an apply. Then that apply was the last one, and the
     /// next `apply --undo` has nothing left to do.
     pub(super) was_rolled_back: AtomicBool,
     /// Held for one operation at a time.
-    pub(super) operation: Mutex<()>,
+    pub(super) operation: RankedMutex<()>,
     /// When a head was last made or dropped, since the store was opened.
-    pub(super) heads_changed: Mutex<Timestamp>,
+    pub(super) heads_changed: RankedMutex<Timestamp>,
     /// The content that closed heads refer to.
-    pub(super) dormant: Mutex<Dormant>,
+    pub(super) dormant: RankedMutex<Dormant>,
     /// Held while sealed layers are rewritten.
-    pub(super) compacting: Mutex<()>,
+    pub(super) compacting: RankedMutex<()>,
     /// The chunk table of deduplication, held by one thread at a time.
-    pub(super) dedup: Mutex<Option<dedup::Dedup>>,
+    pub(super) dedup: RankedMutex<Option<dedup::Dedup>>,
     /// Layers that were already searched for equal content.
-    pub(super) deduplicated: Mutex<BTreeSet<LayerId>>,
+    pub(super) deduplicated: RankedMutex<BTreeSet<LayerId>>,
     /// Layers that keep their directories until a layer with this number exists.
-    pub(super) kept_out_of_archive: Mutex<BTreeMap<LayerId, LayerId>>,
+    pub(super) kept_out_of_archive: RankedMutex<BTreeMap<LayerId, LayerId>>,
     pub(super) dedup_is_on: AtomicBool,
     /// Paths that an apply writes only with consent.
     protected: RwLock<Protected>,
@@ -87,22 +88,22 @@ impl Common {
         let RecoveredApplies { applies, unfinished, was_rolled_back } =
             apply::unfinished::recover(&store, &base)?;
         Ok(Arc::new(Common {
-            trees: Mutex::new(TreeCache::new(Arc::clone(&store))),
-            heads: Mutex::default(),
-            base_is: Mutex::new(Some(base_is)),
+            trees: RankedMutex::new(Rank::Trees, TreeCache::new(Arc::clone(&store))),
+            heads: RankedMutex::new(Rank::OpenHeads, BTreeMap::new()),
+            base_is: RankedMutex::new(Rank::BaseIdentity, Some(base_is)),
             store,
             base,
             stopping: AtomicBool::new(false),
-            applies: Mutex::new(applies),
-            unfinished: Mutex::new(unfinished),
+            applies: RankedMutex::new(Rank::Applies, applies),
+            unfinished: RankedMutex::new(Rank::UnfinishedRollback, unfinished),
             was_rolled_back: AtomicBool::new(was_rolled_back),
-            operation: Mutex::new(()),
-            heads_changed: Mutex::default(),
-            dormant: Mutex::default(),
-            compacting: Mutex::new(()),
-            dedup: Mutex::new(None),
-            deduplicated: Mutex::default(),
-            kept_out_of_archive: Mutex::default(),
+            operation: RankedMutex::new(Rank::Operation, ()),
+            heads_changed: RankedMutex::new(Rank::HeadsChanged, Timestamp::default()),
+            dormant: RankedMutex::new(Rank::ClosedHeads, Dormant::default()),
+            compacting: RankedMutex::new(Rank::Compaction, ()),
+            dedup: RankedMutex::new(Rank::KnownContent, None),
+            deduplicated: RankedMutex::new(Rank::Deduplicated, BTreeSet::new()),
+            kept_out_of_archive: RankedMutex::new(Rank::KeptOutOfArchive, BTreeMap::new()),
             dedup_is_on: AtomicBool::new(true),
             protected: RwLock::default(),
         }))
@@ -245,7 +246,7 @@ impl Common {
     }
 
     /// Waits for the operation that is running, and keeps others out.
-    pub(super) fn lock_operation(&self) -> MutexGuard<'_, ()> {
+    pub(super) fn lock_operation(&self) -> RankedGuard<'_, ()> {
         self.operation.lock()
     }
 

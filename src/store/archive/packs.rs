@@ -20,8 +20,6 @@ use std::fs::File;
 use std::io::{self, Write};
 use std::sync::Arc;
 
-use parking_lot::{Mutex, MutexGuard};
-
 use crate::error::{Attempt, Error, Kind, Result};
 use crate::store::archive::index::{Index, chunk_in};
 use crate::store::archive::reader::Pack;
@@ -30,6 +28,7 @@ use crate::store::archive::{Chunk, ChunkRef, ChunkSink, ChunkSource, Digest};
 use crate::store::io::dir::StoreDir;
 use crate::store::io::disk;
 use crate::store::io::lru_cache::LruCache;
+use crate::sys::lock::{Rank, RankedGuard, RankedMutex};
 
 /// How many packs are kept open.
 const OPEN_PACKS: usize = 32;
@@ -96,10 +95,10 @@ pub struct Archive {
     dir: StoreDir,
     durable: bool,
     /// Serialises those who publish and remove packs.
-    writing: Mutex<()>,
-    state: Mutex<State>,
-    open: Mutex<LruCache<Slot, Pack<File>>>,
-    frames: Mutex<LruCache<(Slot, u32), Vec<u8>>>,
+    writing: RankedMutex<()>,
+    state: RankedMutex<State>,
+    open: RankedMutex<LruCache<Slot, Pack<File>>>,
+    frames: RankedMutex<LruCache<(Slot, u32), Vec<u8>>>,
 }
 
 impl Archive {
@@ -109,10 +108,10 @@ impl Archive {
         let archive = Archive {
             dir,
             durable,
-            writing: Mutex::new(()),
-            state: Mutex::default(),
-            open: Mutex::new(LruCache::new(OPEN_PACKS)),
-            frames: Mutex::new(LruCache::new(CACHED_FRAMES)),
+            writing: RankedMutex::new(Rank::ArchiveWriter, ()),
+            state: RankedMutex::new(Rank::Archive, State::default()),
+            open: RankedMutex::new(Rank::Archive, LruCache::new(OPEN_PACKS)),
+            frames: RankedMutex::new(Rank::Archive, LruCache::new(CACHED_FRAMES)),
         };
         let mut errors = Vec::new();
         for name in names {
@@ -381,7 +380,7 @@ impl Write for FileWriter {
 /// Adds chunks to an archive in as many packs as they need. A pack that is not finished is dropped.
 pub struct ArchiveWriter<'a> {
     archive: &'a Archive,
-    _writing: MutexGuard<'a, ()>,
+    _writing: RankedGuard<'a, ()>,
     /// The pack that is written, and its name until it is published.
     pack: Option<(PackWriter<FileWriter>, String)>,
     written: Vec<Digest>,

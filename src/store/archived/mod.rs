@@ -27,7 +27,6 @@ mod tests;
 use std::collections::{BTreeMap, HashSet};
 use std::sync::{Arc, OnceLock};
 
-use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
@@ -37,6 +36,7 @@ use crate::store::io::codec;
 use crate::store::io::dir::StoreDir;
 use crate::store::io::lru_cache::LruCache;
 use crate::store::io::record_file;
+use crate::sys::lock::{Rank, RankedMutex};
 use crate::types::LayerId;
 
 pub use block::{ArchivedLayer, Block, StoredContent};
@@ -108,8 +108,8 @@ impl State {
 pub struct ArchivedLayers {
     /// The packs; unset until a layer was archived.
     archive: OnceLock<Arc<Archive>>,
-    state: Mutex<State>,
-    blocks: Mutex<LruCache<BlockId, Block>>,
+    state: RankedMutex<State>,
+    blocks: RankedMutex<LruCache<BlockId, Block>>,
     next_layer: u32,
     damaged: Vec<Error>,
 }
@@ -127,8 +127,8 @@ impl ArchivedLayers {
     ) -> Result<ArchivedLayers> {
         let mut layers = ArchivedLayers {
             archive: OnceLock::new(),
-            state: Mutex::default(),
-            blocks: Mutex::new(LruCache::new(CACHED_BLOCKS)),
+            state: RankedMutex::new(Rank::Archive, State::default()),
+            blocks: RankedMutex::new(Rank::Archive, LruCache::new(CACHED_BLOCKS)),
             next_layer: 0,
             damaged: Vec::new(),
         };

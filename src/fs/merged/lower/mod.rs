@@ -9,8 +9,6 @@ mod data;
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;
 
-use parking_lot::Mutex;
-
 use crate::base::{Base, BaseEntry, BaseStat, DirLookup};
 use crate::error::{FsError, FsResult};
 use crate::fs::merged::attr::{Attr, blocks};
@@ -20,6 +18,7 @@ use crate::fs::merged::pre_images::{PreHistory, PreImages};
 use crate::store::io::lru_cache::LruCache;
 use crate::store::record::PreNode;
 use crate::store::{ReadGuard, Store};
+use crate::sys::lock::{Rank, RankedMutex};
 use crate::tree::{Body, Meta, Origin, Xattrs};
 use crate::types::{Epoch, FileKind, Fingerprint, Ino, Name, Timestamp, TreePath};
 
@@ -115,14 +114,14 @@ pub struct Lower {
     epoch: Epoch,
     history: PreHistory,
     /// Shared by all epochs of a base: an open file is used only if its fingerprint matches.
-    files: Arc<Mutex<LruCache<TreePath>>>,
+    files: Arc<RankedMutex<LruCache<TreePath>>>,
     problems: BaseProblems,
 }
 
 impl Lower {
     /// The base in `epoch`, given all applies so far.
     pub fn new(base: Arc<Base>, store: Arc<Store>, epoch: Epoch, history: PreHistory) -> Lower {
-        let files = Arc::new(Mutex::new(LruCache::new(OPEN_FILES)));
+        let files = Arc::new(RankedMutex::new(Rank::OpenFiles, LruCache::new(OPEN_FILES)));
         Lower { base, store, epoch, history, files, problems: BaseProblems::default() }
     }
 

@@ -240,3 +240,13 @@ fn reading_changes_no_access_time_but_utimensat_does() {
     let stat = fs::metadata(bench.at("new")).unwrap();
     assert_eq!((stat.atime(), stat.atime_nsec()), (7, 8));
 }
+
+/// The kernel would ask for birth times with a message for each file.
+#[test]
+fn a_file_has_no_birth_time() {
+    let bench = crate::common::Bench::over(base);
+    fs::write(bench.at("mine"), "mine").unwrap();
+    for name in ["file", "dir", "link", "mine"] {
+        assert!(fs::symlink_metadata(bench.at(name)).unwrap().created().is_err(), "{name}");
+    }
+}

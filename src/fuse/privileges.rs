@@ -15,6 +15,7 @@ use std::cell::Cell;
 use crate::fs::CallerRights;
 use crate::fuse::wire::Request;
 use crate::sys;
+use crate::sys::proc::Privileges;
 
 /// CAP_FSETID of capabilities(7).
 const CAP_FSETID: u64 = 1 << 4;
@@ -26,7 +27,7 @@ pub(super) struct Requester {
     pid: u32,
     /// The kernel has said that the caller lacks CAP_FSETID.
     lacks_fsetid: bool,
-    /// A right was asked for that the caller lacks.
+    /// The filesystem asked for a right that the caller lacks.
     was_denied: Cell<bool>,
 }
 
@@ -47,6 +48,12 @@ impl Requester {
         self.was_denied.get()
     }
 
+    /// Whether the caller has CAP_FSETID. If `/proc` does not tell, only root has it.
+    fn is_capable(&self, caller: Option<&Privileges>) -> bool {
+        let known = caller.and_then(|caller| caller.capabilities);
+        known.map_or(self.uid == 0, |capabilities| capabilities & CAP_FSETID != 0)
+    }
+
     fn note(&self, has_right: bool) -> bool {
         self.was_denied.set(self.was_denied.get() || !has_right);
         has_right
@@ -55,24 +62,16 @@ impl Requester {
 
 impl CallerRights for Requester {
     fn has_fsetid(&self) -> bool {
-        self.note(
-            !self.lacks_fsetid
-                && match sys::proc::privileges(self.pid) {
-                    Some(caller) => caller.capabilities & CAP_FSETID != 0,
-                    None => self.uid == 0,
-                },
-        )
+        let found = || self.is_capable(sys::proc::privileges(self.pid).as_ref());
+        self.note(!self.lacks_fsetid && found())
     }
 
     fn may_keep_setgid(&self, group: u32) -> bool {
-        self.note(
-            self.gid == group
-                || match sys::proc::privileges(self.pid) {
-                    Some(caller) => {
-                        caller.capabilities & CAP_FSETID != 0 || caller.groups.contains(&group)
-                    }
-                    None => self.uid == 0,
-                },
-        )
+        let found = || {
+            let caller = sys::proc::privileges(self.pid);
+            let is_member = caller.as_ref().is_some_and(|known| known.groups.contains(&group));
+            is_member || self.is_capable(caller.as_ref())
+        };
+        self.note(self.gid == group || found())
     }
 }

@@ -3,6 +3,7 @@
 use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
 
 use nix::sys::stat::makedev;
 
@@ -139,19 +140,22 @@ const INITIAL_USER_NAMESPACE: &[u8] = b"user:[4026531837]";
 /// The privileges of a thread.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Privileges {
-    /// Its effective capabilities, as a mask (capabilities(7)). None in a user namespace of its
-    /// own: there every user can have all of them, and they count only for what that owns.
-    pub capabilities: u64,
+    /// Its effective capabilities, as a mask (capabilities(7)). 0 if it is in another user
+    /// namespace than the initial one: there every user can get all of them. `None` if the
+    /// namespace is hidden.
+    pub capabilities: Option<u64>,
     /// Its supplementary groups.
     pub groups: Vec<u32>,
 }
 
 /// The privileges of a thread (proc_pid_status(5)); `None` if it has ended or is hidden.
 pub fn privileges(tid: u32) -> Option<Privileges> {
-    let found = parse_privileges(&std::fs::read(format!("/proc/{tid}/status")).ok()?)?;
-    let namespace = std::fs::read_link(format!("/proc/{tid}/ns/user"));
-    let is_initial = namespace.is_ok_and(|n| n.as_os_str().as_bytes() == INITIAL_USER_NAMESPACE);
-    Some(Privileges { capabilities: if is_initial { found.capabilities } else { 0 }, ..found })
+    let (capabilities, groups) =
+        parse_privileges(&std::fs::read(format!("/proc/{tid}/status")).ok()?)?;
+    let namespace = std::fs::read_link(format!("/proc/{tid}/ns/user")).ok();
+    let is_initial = |found: PathBuf| found.as_os_str().as_bytes() == INITIAL_USER_NAMESPACE;
+    let capabilities = namespace.map(|found| if is_initial(found) { capabilities } else { 0 });
+    Some(Privileges { capabilities, groups })
 }
 
 /// How a process is confined, as far as every process may read it (proc_pid_status(5)).
@@ -205,11 +209,12 @@ fn parent_and_start(pid: u32) -> Option<(u32, u64)> {
     Some((fields.next()?.parse().ok()?, fields.nth(17)?.parse().ok()?))
 }
 
-fn parse_privileges(status: &[u8]) -> Option<Privileges> {
+/// The effective capabilities and the groups.
+fn parse_privileges(status: &[u8]) -> Option<(u64, Vec<u32>)> {
     let digits = status_line(status, b"CapEff:")?.trim_ascii();
     let capabilities = u64::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok()?;
     let groups = status_line(status, b"Groups:")?.split(u8::is_ascii_whitespace);
-    Some(Privileges { capabilities, groups: groups.filter_map(parse_number).collect() })
+    Some((capabilities, groups.filter_map(parse_number).collect()))
 }
 
 /// The program of a thread (`comm`), without a newline; `None` if it has ended or is hidden.
@@ -448,13 +453,13 @@ libc.pthread_exit(None)";
 
     #[test]
     fn privileges_of_a_thread_are_read() {
-        assert!(privileges(std::process::id()).is_some());
+        assert!(privileges(std::process::id()).unwrap().capabilities.is_some());
         assert_eq!(privileges(0), None);
         let parsed =
             parse_privileges(b"Name:\tx\nGroups:\t4 24 1000 \nCapEff:\t000001ffffffffff\n")
                 .unwrap();
-        assert_eq!(parsed, Privileges { capabilities: 0x1ff_ffff_ffff, groups: vec![4, 24, 1000] });
-        assert!(parse_privileges(b"Groups:\t \nCapEff:\t0\n").unwrap().groups.is_empty());
+        assert_eq!(parsed, (0x1ff_ffff_ffff, vec![4, 24, 1000]));
+        assert_eq!(parse_privileges(b"Groups:\t \nCapEff:\t0\n"), Some((0, Vec::new())));
     }
 
     #[test]

@@ -15,8 +15,8 @@ const GROUP_EXEC: u32 = 0o010;
 /// The extended attribute that holds file capabilities (capabilities(7)).
 const CAPABILITY: &[u8] = b"security.capability";
 
-/// The rights of a caller that decide about setuid and setgid. They are asked for only when a file
-/// has such a bit, and under the core lock.
+/// The rights of a caller that decide about setuid and setgid. They are asked for only when a bit
+/// goes without them, and under the core lock.
 pub trait CallerRights {
     /// Whether the caller has CAP_FSETID.
     fn has_fsetid(&self) -> bool;
@@ -46,15 +46,15 @@ impl From<bool> for PrivilegeBits<'_> {
 impl PrivilegeBits<'_> {
     /// Clears setuid, and setgid with group execution, if the caller must lose them.
     pub(super) fn clear(self, meta: &mut Meta) {
+        let mut cleared = *meta;
+        clear_privileges(&mut cleared);
         let clears = match self {
             PrivilegeBits::Keep => false,
             PrivilegeBits::Clear => true,
-            PrivilegeBits::AsCaller(rights) => {
-                meta.mode & (SETUID | SETGID) != 0 && !rights.has_fsetid()
-            }
+            PrivilegeBits::AsCaller(rights) => cleared.mode != meta.mode && !rights.has_fsetid(),
         };
         if clears {
-            clear_privileges(meta);
+            *meta = cleared;
         }
     }
 

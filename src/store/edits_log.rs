@@ -35,6 +35,9 @@ use crate::tree::{Node, Source};
 use crate::types::{ByteRange, Epoch, Ino, Timestamp, TreePath};
 
 const DIR: &str = "history";
+/// How the names of the files of a head end: the log, a new one that is written, and one that could
+/// not be read.
+const ENDS: [&str; 3] = ["", ".new", ".bad"];
 /// A log of fewer bytes is never rewritten.
 const SMALL_LOG: u64 = 128 << 10;
 
@@ -373,31 +376,35 @@ impl Store {
     /// # Errors
     /// As unlink(2) and fsync(2).
     pub fn remove_edits(&self, head: &str) -> Result<()> {
-        self.remove_logs(|of| of == head)
+        let Some(dir) = self.history_dir()? else { return Ok(()) };
+        ENDS.iter().try_for_each(|end| dir.remove(&format!("{head}{end}")))?;
+        // Also if there was no file: an earlier removal may not be durable yet.
+        if self.durable { dir.sync() } else { Ok(()) }
     }
 
     /// Removes the edit histories that belong to no head: the process that dropped their heads
-    /// ended before it removed them.
-    ///
-    /// # Errors
-    /// As [`Store::remove_edits`].
-    pub fn remove_edits_of_dropped_heads(&self) -> Result<()> {
+    /// ended before it removed them. A history that cannot be removed stays, with a warning.
+    pub fn remove_edits_of_dropped_heads(&self) {
         let heads = self.head_names();
-        self.remove_logs(|of| !heads.iter().any(|head| head == of))
+        let is_of = |head: &String, file: &str| {
+            file.strip_prefix(head.as_str()).is_some_and(|end| ENDS.contains(&end))
+        };
+        let is_left =
+            |file: &str| !file.starts_with('.') && !heads.iter().any(|head| is_of(head, file));
+        let removed = self.history_dir().and_then(|dir| {
+            let Some(dir) = dir else { return Ok(()) };
+            let left = dir.list(|file| is_left(file).then(|| file.to_owned()))?;
+            left.iter().try_for_each(|file| dir.remove(file))
+        });
+        if let Err(error) = removed {
+            ::log::warn!("{error}");
+        }
     }
 
-    fn remove_logs(&self, is_going: impl Fn(&str) -> bool) -> Result<()> {
-        if self.dir.list(|name| (name == DIR).then_some(()))?.is_empty() {
-            return Ok(());
-        }
-        let dir = self.dir.dir(DIR)?;
-        let going = dir.list(|file| {
-            let end = [".new", ".bad"].iter().find_map(|end| file.strip_suffix(end));
-            let head = end.unwrap_or(file);
-            (!head.starts_with('.') && is_going(head)).then(|| file.to_owned())
-        })?;
-        going.iter().try_for_each(|file| dir.remove(file))?;
-        if self.durable && !going.is_empty() { dir.sync() } else { Ok(()) }
+    /// The directory of the logs, if there is one.
+    fn history_dir(&self) -> Result<Option<StoreDir>> {
+        let found = !self.dir.list(|name| (name == DIR).then_some(()))?.is_empty();
+        if found { self.dir.dir(DIR).map(Some) } else { Ok(None) }
     }
 }
 

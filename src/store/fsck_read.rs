@@ -233,7 +233,7 @@ impl Inspect {
     }
 
     /// The edit histories of all heads: the path of each log, for messages, and its records or the
-    /// error of reading it. A log that the drop of a head left is none of them.
+    /// error of reading it. Skips the logs of dropped heads.
     ///
     /// # Errors
     /// As readdir(3).

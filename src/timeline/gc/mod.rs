@@ -333,7 +333,7 @@ impl Common {
             self.store.remove_unused(*layer)?;
         }
         self.store.remove_incomplete_layers()?;
-        self.store.remove_edits_of_dropped_heads()?;
+        self.store.remove_edits_of_dropped_heads();
         let mut rewriting = self.store.journal_rewriter();
         for layer in needed {
             if !go() {

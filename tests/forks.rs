@@ -528,6 +528,11 @@ fn bad_names_and_heads_are_refused() {
     let long = "x".repeat(300);
     for bad in ["", "7", "base", "@", "a@", "a/b", ".", "..", ".x", "-n", "a.new", "a.bad", &long] {
         assert_eq!(kind(&[bad]), Kind::Usage, "{bad}");
+        let place = Place::new();
+        let options = StoreOptions::default();
+        let first = Sandbox::create_or_open_head(&place.base, &place.store, &options, bad);
+        assert_eq!(first.map(drop).unwrap_err().kind, Kind::Usage, "the first head is '{bad}'");
+        assert_eq!(names(&place.open()), ["main"]);
     }
     assert_eq!(kind(&["try"]), Kind::Failed);
     assert_eq!(kind(&["main"]), Kind::Failed);

@@ -124,13 +124,7 @@ impl Timeline {
         let mut new = BTreeSet::new();
         for name in names {
             let attempt = || format!("fork '{name}'");
-            if !is_head_name(name) {
-                return Err(Error::new(Kind::Usage, attempt(), "not a valid name of a head").hint(
-                    "a name is not a number, not 'base', has no '/' and no '@', does not begin \
-                     with '.' or '-', does not end with '.new' or '.bad', \
-                     and has at most 200 bytes",
-                ));
-            }
+            check_head_name(name).map_err(|error| error.during(attempt()))?;
             if known.contains(name) || !new.insert(name) {
                 return Err(Error::new(Kind::Failed, attempt(), "there is a head of this name")
                     .hint("choose another name; 'jailfs forks' lists the heads"));
@@ -268,7 +262,21 @@ fn info_of(name: &str, record: &HeadRecord, top: LayerId, created: Option<Timest
     HeadInfo { name: name.to_owned(), forked_from, time, top }
 }
 
-/// Whether a head can have this name.
+/// Checks that a head can have this name.
+///
+/// # Errors
+/// [`Kind::Usage`].
+pub(super) fn check_head_name(name: &str) -> Result<()> {
+    if is_head_name(name) {
+        return Ok(());
+    }
+    Err(Error::new(Kind::Usage, format!("head '{name}'"), "not a valid name of a head").hint(
+        "a name is not a number, not 'base', has no '/' and no '@', does not begin \
+         with '.' or '-', does not end with '.new' or '.bad', \
+         and has at most 200 bytes",
+    ))
+}
+
 fn is_head_name(name: &str) -> bool {
     let is_file = !name.starts_with('.') && !name.ends_with(".new") && !name.ends_with(".bad");
     let is_plain = !name.starts_with('-') && name.len() <= MAX_NAME;

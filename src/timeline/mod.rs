@@ -110,6 +110,7 @@ impl Timeline {
     ///
     /// # Errors
     /// [`NoStore`](crate::error::Kind::NoStore) if there is no such head,
+    /// [`Usage`](crate::error::Kind::Usage) if none can have this name,
     /// [`InUse`](crate::error::Kind::InUse) if its filesystem is still being
     /// closed, damage, or a failure of the store.
     pub fn open(common: &Arc<Common>, head: &str, jail: Jail) -> Result<Arc<Timeline>> {
@@ -119,10 +120,12 @@ impl Timeline {
             return Ok(open);
         }
         let Common { store, base, .. } = &**common;
+        let is_first = store.head_names().is_empty();
+        if is_first {
+            forks::check_head_name(head)?;
+        }
         let (upper, tree, epoch) = match store.head(head)? {
-            None if store.head_names().is_empty() => {
-                create_head(store, base, head, common.base_epoch())?
-            }
+            None if is_first => create_head(store, base, head, common.base_epoch())?,
             None => return Err(heads::no_head("open", head)),
             Some(record) => reopen::reopen(store, &mut common.trees.lock(), head, record.layer)?,
         };

@@ -43,7 +43,7 @@ pub(super) struct Negotiated {
     pub(super) no_opendir: bool,
     /// A dentry can be expired: it is looked up again, but stays in place until then.
     pub(super) can_expire_dentries: bool,
-    /// The forms of requests.
+    /// Which fields SETXATTR has.
     pub(super) layout: Layout,
 }
 

@@ -39,7 +39,7 @@ pub(super) struct Server {
     /// Whether ENOSYS to OPEN makes the kernel never send it again; likewise OPENDIR.
     pub(super) no_open: bool,
     pub(super) no_opendir: bool,
-    /// The forms of requests.
+    /// Which fields SETXATTR has.
     pub(super) layout: Layout,
     pub(super) workers: Workers,
     /// Links that wait for a rename to complete, and dentries to invalidate. Kept apart: their wait

@@ -1,6 +1,6 @@
 //! Mutexes with a rank. A thread that holds one waits only for those of a higher rank.
 //!
-//! So no threads can wait for each other in a circle. A debug build checks it each time, also if
+//! So no threads can wait for each other in a circle. A debug build checks it each time, even if
 //! the mutex is free, and panics at the first thread that breaks the order. A release build checks
 //! nothing.
 
@@ -16,7 +16,7 @@ pub enum Rank {
     Operation,
     /// The index of known content.
     KnownContent,
-    /// Sealed layers are rewritten.
+    /// Held while sealed layers are rewritten.
     Compaction,
     /// The content that closed heads refer to.
     ClosedHeads,
@@ -28,7 +28,7 @@ pub enum Rank {
     Trees,
     /// The applies so far.
     Applies,
-    /// A rollback that could not end.
+    /// A rollback that failed.
     UnfinishedRollback,
     /// When a head was last made or dropped.
     HeadsChanged,
@@ -48,7 +48,7 @@ pub enum Rank {
     Catalog,
     /// The records of the heads.
     HeadRecords,
-    /// The layers that nothing may remove.
+    /// The held layers.
     Holds,
     /// The operation log.
     OperationLog,

@@ -24,10 +24,10 @@ pub(in crate::fuse) struct Request {
     opcode: u32,
 }
 
-/// The forms of requests that INIT agreed on.
+/// Which fields SETXATTR has, as INIT agreed.
 #[derive(Clone, Copy, Debug, Default)]
 pub(in crate::fuse) struct Layout {
-    /// SETXATTR has flags of its own (FUSE_SETXATTR_EXT).
+    /// It has a second field of flags (FUSE_SETXATTR_EXT).
     pub(in crate::fuse) has_long_setxattr: bool,
 }
 

@@ -198,6 +198,9 @@ fn attr_at(bytes: &[u8], at: usize) -> RawAttr {
     }
 }
 
+/// The number of each notification: it answers no request.
+pub const NOTIFICATION: u64 = 0;
+
 /// A server, and the kernel's end of the connection.
 pub struct Raw {
     dir: tempfile::TempDir,
@@ -284,7 +287,17 @@ impl Raw {
         assert_eq!(sent, message.len());
     }
 
-    /// The next answer, or `None` after a timeout.
+    /// The next answer that is not a notification, or `None` after a timeout.
+    pub fn answer(&self, patience: Duration) -> Option<Answer> {
+        loop {
+            let answer = self.receive(patience)?;
+            if answer.unique != NOTIFICATION {
+                return Some(answer);
+            }
+        }
+    }
+
+    /// The next message of the server, or `None` after a timeout.
     pub fn receive(&self, patience: Duration) -> Option<Answer> {
         use std::os::fd::AsFd;
         let end = Instant::now() + patience;
@@ -315,7 +328,7 @@ impl Raw {
     #[track_caller]
     pub fn ask(&mut self, opcode: u32, node: u64, body: Body) -> Result<Vec<u8>, Errno> {
         let unique = self.send(opcode, node, &body);
-        let answer = self.receive(PATIENCE).expect("an answer");
+        let answer = self.answer(PATIENCE).expect("an answer");
         assert_eq!(answer.unique, unique, "one answer to each request, and to {opcode}");
         answer.result()
     }

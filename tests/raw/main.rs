@@ -14,6 +14,7 @@
 mod common;
 mod names;
 mod nodes;
+mod notifications;
 mod numbers;
 mod odd;
 mod plus;

@@ -131,7 +131,7 @@ fn exchange(raw: &mut Raw, opcode: u32, node: u64, body: &Body, nodes: &mut Vec<
         return;
     }
     let answer =
-        raw.receive(PATIENCE).unwrap_or_else(|| panic!("no answer to {opcode} {node} {body:?}"));
+        raw.answer(PATIENCE).unwrap_or_else(|| panic!("no answer to {opcode} {node} {body:?}"));
     assert_eq!(answer.unique, unique, "{opcode} {node} {body:?}");
     assert!((0..512).contains(&answer.errno), "{opcode} {node} {body:?}: {}", answer.errno);
     // Later requests use the nodes that were handed out.

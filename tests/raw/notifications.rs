@@ -1,4 +1,4 @@
-//! What the server tells the kernel on its own.
+//! Messages that the server sends without a request: notifications.
 
 use std::time::Duration;
 

@@ -23,74 +23,112 @@ pub(super) struct Turns {
     spares: Condvar,
 }
 
-#[derive(Default)]
+/// The state, whose methods are the steps that a thread takes under the lock.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 struct State {
     has_reader: bool,
     has_watcher: bool,
     /// The watcher sleeps until a request comes.
     is_calm: bool,
     has_ended: bool,
-    /// The number of requests that were taken.
-    taken: u64,
+    /// A request was taken since the watcher looked.
+    was_taken: bool,
+}
+
+/// The next step of a thread without a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Next {
+    /// It is the reader. If there is no watcher, it wakes up a spare thread, which becomes it.
+    Read {
+        wakes_spare: bool,
+    },
+    Watch,
+    Spare,
+    Leave,
+}
+
+impl State {
+    /// A thread asks what it does next.
+    fn next(&mut self) -> Next {
+        if self.has_ended {
+            Next::Leave
+        } else if !self.has_reader {
+            self.has_reader = true;
+            Next::Read { wakes_spare: !self.has_watcher }
+        } else if self.has_watcher {
+            Next::Spare
+        } else {
+            (self.has_watcher, self.was_taken) = (true, false);
+            Next::Watch
+        }
+    }
+
+    /// The reader has taken a request. Returns whether it wakes up the watcher.
+    fn give(&mut self) -> bool {
+        (self.has_reader, self.was_taken) = (false, true);
+        self.is_calm
+    }
+
+    /// The watcher woke up: after a [`TICK`] if `timed_out`. Returns whether it goes on to watch.
+    fn watch_on(&mut self, timed_out: bool) -> bool {
+        let is_late = timed_out && !self.was_taken;
+        if self.has_ended || is_late && !self.has_reader {
+            (self.has_watcher, self.is_calm) = (false, false);
+            return false;
+        }
+        (self.is_calm, self.was_taken) = (is_late, false);
+        true
+    }
 }
 
 impl Turns {
     /// Waits until this thread is the reader. Returns false when the session has ended.
     pub(super) fn take(&self) -> bool {
         let mut state = self.state.lock();
-        while !state.has_ended {
-            if !state.has_reader {
-                state.has_reader = true;
-                if !state.has_watcher {
-                    self.spares.notify_one();
+        loop {
+            match state.next() {
+                Next::Read { wakes_spare } => {
+                    if wakes_spare {
+                        self.spares.notify_one();
+                    }
+                    return true;
                 }
-                return true;
-            }
-            if state.has_watcher {
-                self.spares.wait(&mut state);
-            } else {
-                self.watch(&mut state);
+                Next::Watch => self.watch(&mut state),
+                Next::Spare => self.spares.wait(&mut state),
+                Next::Leave => return false,
             }
         }
-        false
     }
 
     /// The reader has taken a request, and is about to serve it.
     pub(super) fn give(&self) {
         let mut state = self.state.lock();
-        state.has_reader = false;
-        state.taken += 1;
-        if state.is_calm {
+        if state.give() {
             self.watcher.notify_one();
         }
     }
 
     /// The session has ended.
     pub(super) fn end(&self) {
-        self.state.lock().has_ended = true;
+        let mut state = self.state.lock();
+        state.has_ended = true;
         self.watcher.notify_all();
         self.spares.notify_all();
     }
 
     /// Waits as the watcher until the session needs another reader.
     fn watch(&self, state: &mut MutexGuard<'_, State>) {
-        state.has_watcher = true;
-        let mut taken = state.taken;
         loop {
-            let is_late = if state.is_calm {
+            let timed_out = if state.is_calm {
                 self.watcher.wait(state);
-                state.is_calm = false;
                 false
             } else {
-                self.watcher.wait_for(state, TICK).timed_out() && state.taken == taken
+                self.watcher.wait_for(state, TICK).timed_out()
             };
-            if state.has_ended || is_late && !state.has_reader {
-                break;
+            if !state.watch_on(timed_out) {
+                return;
             }
-            state.is_calm = is_late;
-            taken = state.taken;
         }
-        (state.has_watcher, state.is_calm) = (false, false);
     }
 }
 
@@ -155,5 +193,207 @@ mod tests {
             }
         });
         assert_eq!(*left.lock(), 0);
+    }
+
+    /// All orders of the steps of three threads, as the locks and condition variables allow them.
+    mod orders {
+        use std::collections::BTreeSet;
+
+        use super::super::{Next, State};
+
+        /// Where a thread is. It runs until it waits or serves, so a step is what one lock covers.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+        enum At {
+            /// Before it asks what it does next.
+            Asks,
+            Reads,
+            Serves,
+            /// Waits as the watcher; was woken up, by the timer or not.
+            Watches,
+            WokenWatcher {
+                timed_out: bool,
+            },
+            Spare,
+            Left,
+        }
+
+        /// A state of the session: of the turns and of each thread.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+        struct Session {
+            turns: State,
+            threads: [At; 3],
+        }
+
+        /// Whether a step happens by itself, sooner or later.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        enum Step {
+            /// A thread that can run runs.
+            Runs,
+            /// A time is over.
+            Timer,
+            /// A request comes, is done, or ends the session; a thread wakes up for no reason.
+            Chance,
+        }
+
+        impl Session {
+            const BEGIN: Session = Session {
+                turns: State {
+                    has_reader: false,
+                    has_watcher: false,
+                    is_calm: false,
+                    has_ended: false,
+                    was_taken: false,
+                },
+                threads: [At::Asks; 3],
+            };
+
+            fn count(&self, at: At) -> usize {
+                self.threads.iter().filter(|thread| **thread == at).count()
+            }
+
+            /// The state in which one thread has gone on.
+            fn with(&self, thread: usize, at: At) -> Session {
+                let mut after = *self;
+                after.threads[thread] = at;
+                after
+            }
+
+            /// The states that may follow, each with one of the waiting threads awake.
+            fn wake_one(&self, waiting: At, woken: At) -> Vec<Session> {
+                let all: Vec<_> = (0..3)
+                    .filter(|thread| self.threads[*thread] == waiting)
+                    .map(|thread| self.with(thread, woken))
+                    .collect();
+                if all.is_empty() { vec![*self] } else { all }
+            }
+
+            /// The thread ends the session.
+            fn end(&self, thread: usize) -> Session {
+                let mut after = self.with(thread, At::Left);
+                after.turns.has_ended = true;
+                for thread in &mut after.threads {
+                    match thread {
+                        At::Watches => *thread = At::WokenWatcher { timed_out: false },
+                        At::Spare => *thread = At::Asks,
+                        _ => {}
+                    }
+                }
+                after
+            }
+
+            /// The thread asks what it does next.
+            fn ask(mut self, thread: usize) -> Vec<Session> {
+                match self.turns.next() {
+                    Next::Leave => vec![self.with(thread, At::Left)],
+                    Next::Watch => vec![self.with(thread, At::Watches)],
+                    Next::Spare => vec![self.with(thread, At::Spare)],
+                    Next::Read { wakes_spare } => {
+                        let after = self.with(thread, At::Reads);
+                        if wakes_spare { after.wake_one(At::Spare, At::Asks) } else { vec![after] }
+                    }
+                }
+            }
+
+            /// The states that may follow.
+            fn steps(&self) -> Vec<(Step, Session)> {
+                let mut steps = Vec::new();
+                for (thread, at) in self.threads.into_iter().enumerate() {
+                    let mut after = *self;
+                    match at {
+                        At::Asks => {
+                            steps.extend(self.ask(thread).into_iter().map(|s| (Step::Runs, s)));
+                        }
+                        At::Reads => {
+                            let wakes = after.turns.give();
+                            let given = after.with(thread, At::Serves);
+                            let woken = At::WokenWatcher { timed_out: false };
+                            let given = if wakes {
+                                given.wake_one(At::Watches, woken)
+                            } else {
+                                vec![given]
+                            };
+                            steps.extend(given.into_iter().map(|s| (Step::Chance, s)));
+                            steps.push((Step::Chance, self.end(thread)));
+                        }
+                        At::Serves => {
+                            steps.push((Step::Chance, self.with(thread, At::Asks)));
+                            steps.push((Step::Chance, self.end(thread)));
+                        }
+                        At::Watches => {
+                            let timed_out = !self.turns.is_calm;
+                            let woken = self.with(thread, At::WokenWatcher { timed_out });
+                            steps.push((if timed_out { Step::Timer } else { Step::Chance }, woken));
+                        }
+                        At::WokenWatcher { timed_out } => {
+                            let goes_on = after.turns.watch_on(timed_out);
+                            let at = if goes_on { At::Watches } else { At::Asks };
+                            steps.push((Step::Runs, after.with(thread, at)));
+                        }
+                        At::Spare => steps.push((Step::Chance, self.with(thread, At::Asks))),
+                        At::Left => {}
+                    }
+                }
+                steps
+            }
+
+            fn needs_chance((step, _): &(Step, Session)) -> bool {
+                *step == Step::Chance
+            }
+
+            /// Checks that `wanted` comes about by itself: threads run; if none can, timers end.
+            fn must_reach(&self, wanted: impl Fn(&Session) -> bool + Copy, left: usize) {
+                if wanted(self) {
+                    return;
+                }
+                assert!(left > 0, "{self:?} does not get further by itself");
+                let steps = self.steps();
+                let kind = if steps.iter().any(|(step, _)| *step == Step::Runs) {
+                    Step::Runs
+                } else {
+                    Step::Timer
+                };
+                let next: Vec<_> = steps.iter().filter(|(step, _)| *step == kind).collect();
+                assert!(!next.is_empty(), "{self:?} has stopped");
+                next.into_iter().for_each(|(_, after)| after.must_reach(wanted, left - 1));
+            }
+
+            fn check(&self) {
+                let readers = self.count(At::Reads);
+                if !self.turns.has_ended {
+                    assert_eq!(readers, usize::from(self.turns.has_reader), "{self:?}");
+                }
+                let watchers = self
+                    .threads
+                    .iter()
+                    .filter(|at| matches!(at, At::Watches | At::WokenWatcher { .. }));
+                assert!(watchers.count() <= 1, "{self:?}");
+                let busy = self.count(At::Serves);
+                if self.turns.has_ended {
+                    // The kernel ends the wait of a reader.
+                    self.must_reach(|end| end.count(At::Left) + busy + readers == 3, 12);
+                } else if busy < 3 {
+                    // However long the others serve, another thread becomes the reader.
+                    self.must_reach(|later| later.count(At::Reads) == 1, 12);
+                }
+                if readers == 1 {
+                    // Without requests all sleep soon, and no timer runs.
+                    self.must_reach(|later| later.steps().iter().all(Self::needs_chance), 12);
+                }
+            }
+        }
+
+        #[test]
+        fn in_each_order_of_steps_one_thread_reads_and_none_is_forgotten() {
+            let (mut known, mut left) = (BTreeSet::from([Session::BEGIN]), vec![Session::BEGIN]);
+            while let Some(session) = left.pop() {
+                session.check();
+                for (_, after) in session.steps() {
+                    if known.insert(after) {
+                        left.push(after);
+                    }
+                }
+            }
+            assert!(known.len() > 100, "{}", known.len());
+        }
     }
 }

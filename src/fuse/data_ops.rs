@@ -5,7 +5,7 @@ use std::sync::Arc;
 use nix::errno::Errno;
 
 use crate::error::{FsError, FsResult};
-use crate::fs::{PrivilegeBits, SeekTo};
+use crate::fs::{Fs, PrivilegeBits, SeekTo};
 use crate::fuse::counters::Op;
 use crate::fuse::gate::GATE_CLOSED;
 use crate::fuse::init;
@@ -21,6 +21,8 @@ const WRITE_KILL_SUIDGID: u32 = 1 << 2;
 
 /// The most that one COPY_FILE_RANGE copies: its reply has 32 bits. The program asks for the rest.
 const MAX_COPY: u64 = 1 << 30;
+/// The most that the serving thread copies, as much as one READ of the kernel's read-ahead.
+const SMALL_COPY: u64 = 128 << 10;
 
 /// Parses the arguments of LSEEK. The kernel handles SEEK_SET, SEEK_CUR and SEEK_END by itself.
 fn seek_target(offset: i64, whence: u32) -> FsResult<(u64, SeekTo)> {
@@ -157,7 +159,8 @@ impl Server {
         }
     }
 
-    /// COPY_FILE_RANGE, in a worker.
+    /// COPY_FILE_RANGE: a small one here, as a WRITE would be, because a worker must first be woken
+    /// up; a large one in a worker.
     pub(super) fn serve_copy_file_range(
         &self,
         request: &Request,
@@ -176,28 +179,27 @@ impl Server {
         // Invalidates what the previous copy found changed. A worker must not do it: it would wait
         // for pages that the kernel is reading.
         self.invalidate_drifted();
-        let requester = Requester::of(request);
+        let (requester, from, len) = (Requester::of(request), call.node, len.min(MAX_COPY));
+        let copy = move |fs: &Fs, requester: &Requester| {
+            let privileges = PrivilegeBits::AsCaller(requester);
+            fs.copy_range(from, offset, to, to_offset, len, privileges)
+        };
+        if len <= SMALL_COPY && !from.is_in_snapdir() {
+            let copied = copy(&self.fs, &requester);
+            return self
+                .reply_after_change(to, &requester, move || call.reply_copied(copied, reply));
+        }
         let (fs, gate, channel) =
             (Arc::clone(&self.fs), Arc::clone(&self.gate), Arc::clone(&self.channel));
-        let workers = if call.node.is_in_snapdir() { &self.snapdir_workers } else { &self.workers };
+        let workers = if from.is_in_snapdir() { &self.snapdir_workers } else { &self.workers };
         workers.run(move || {
             // The serving thread's admission ends with this function.
             let Some(_admitted) = gate.reenter() else { return reply.error(GATE_CLOSED) };
-            let copied = fs.copy_range(
-                call.node,
-                offset,
-                to,
-                to_offset,
-                len.min(MAX_COPY),
-                PrivilegeBits::AsCaller(&requester),
-            );
+            let copied = copy(&fs, &requester);
             if requester.was_denied() {
                 channel.invalidate_attributes(to);
             }
-            match copied {
-                Ok(copied) => reply.written(u32::try_from(copied).unwrap_or(u32::MAX)),
-                Err(error) => reply.error(call.refuse(&error)),
-            }
+            call.reply_copied(copied, reply);
         });
     }
 }

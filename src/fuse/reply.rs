@@ -85,6 +85,14 @@ impl Call<'_> {
         }
     }
 
+    /// Answers COPY_FILE_RANGE.
+    pub(super) fn reply_copied(&self, result: FsResult<u64>, reply: Reply) {
+        match result {
+            Ok(copied) => reply.written(u32::try_from(copied).unwrap_or(u32::MAX)),
+            Err(error) => reply.error(self.refuse(&error)),
+        }
+    }
+
     /// Answers GETXATTR and LISTXATTR; `room` 0 asks for the size only.
     pub(super) fn reply_xattr(&self, result: FsResult<Vec<u8>>, room: u32, reply: Reply) {
         let answer = result.and_then(|bytes| match u32::try_from(bytes.len()) {

@@ -353,17 +353,29 @@ impl Fs {
         if id.is_in_snapdir() {
             return self.snapdir_data(id, range);
         }
-        let (lower, size) = {
+        let (target, lower, size) = {
             let (mut core, asked) = self.core_for_node(id);
             let target = core.content_target(id, &asked)?;
-            (Arc::clone(&core.lower), core.attr_of(id, &target)?.size)
+            let size = core.attr_of(id, &target)?.size;
+            (target, Arc::clone(&core.lower), size)
         };
-        let plan: Plan<'_> = Box::new(|range| {
-            let (mut core, asked) = self.core_for_node(id);
-            let target = core.content_target(id, &asked)?;
-            core.plan_of(&target, range)
-        });
-        first_data(plan, lower, range, size)
+        let plan: Plan<'_> = match target {
+            // As in `read`.
+            Target::Base(_, path, node) => {
+                let lower = Arc::clone(&lower);
+                Box::new(move |range| lower.plan(&path, &node, range))
+            }
+            Target::Upper(_) | Target::Orphan(_) => Box::new(|range| {
+                let (mut core, asked) = self.core_for_node(id);
+                let target = core.content_target(id, &asked)?;
+                core.plan_of(&target, range)
+            }),
+        };
+        let found = first_data(plan, Arc::clone(&lower), range, size);
+        if found.is_err() && !self.reads_through(&lower) {
+            return self.next_data(id, range);
+        }
+        found
     }
 }
 

@@ -61,8 +61,8 @@ impl ServedHead {
         mount_point: &Path,
         choice: &Choice,
     ) -> Result<(ServedHead, Mounted)> {
-        let head = sandbox.head_name().to_owned();
-        let mount = |fs, store: &Path| fuse::adopt(fs, handed, mount_point, store, &head);
+        let options = choice.mount_options(sandbox.head_name());
+        let mount = |fs, store: &Path| fuse::adopt(fs, handed, mount_point, store, &options);
         let choice = Choice { links: Links::Literal, ..choice.clone() };
         ServedHead::start(sandbox, mount_point, &choice, mount)
     }

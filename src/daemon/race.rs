@@ -287,6 +287,7 @@ fn of_attempt(choice: Choice, mounted: &Choice) -> Choice {
         max_files: choice.max_files,
         snapdir: choice.snapdir,
         snapname: choice.snapname,
+        writeback: choice.writeback || mounted.writeback,
         read_only: false,
         ..mounted.clone()
     }

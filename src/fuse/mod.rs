@@ -180,10 +180,7 @@ pub fn mount(
         events: sender,
     };
     let root = Root::At(mount_point.clone());
-    let syncs = options.vfs.iter().any(|option| option == "sync" || option == "dirsync");
-    let head = if options.head.is_empty() { FIRST_HEAD } else { &options.head };
-    let server = Server::new(Arc::clone(&fs), (store_path, head), options.writeback, syncs);
-    let mounted = start(fs, server, device, root, (unmounter, events), (options, all_users))
+    let mounted = start(fs, store_path, device, root, (unmounter, events), (options, all_users))
         .map_err(cannot)?;
     guard.0 = None;
     Ok(mounted)
@@ -217,7 +214,8 @@ pub fn hand_out(device: OwnedFd, mount_point: &Path, all_users: bool) -> Result<
 }
 
 /// Serves a mount that another process made in its own mount namespace, where it is at
-/// `mount_point`. `head` is the value of the attribute `user.jailfs.head`.
+/// `mount_point`. Of the options only those of the server count: those that the kernel keeps for
+/// the mount were given when it was made.
 ///
 /// # Errors
 /// [`Kind::CannotMount`].
@@ -226,27 +224,20 @@ pub fn adopt(
     handed: Handed,
     mount_point: &Path,
     store_path: &Path,
-    head: &str,
+    options: &MountOptions,
 ) -> Result<Mounted> {
     let Handed { device, root, dev, all_users } = handed;
     let (sender, events) = mpsc::channel();
     let unmounter =
         Unmounter { mount_point: Arc::from(mount_point), dev, is_elsewhere: true, events: sender };
-    let server = Server::new(Arc::clone(&fs), (store_path, head), false, false);
-    start(
-        fs,
-        server,
-        device,
-        Root::Held(root),
-        (unmounter, events),
-        (&MountOptions::default(), all_users),
-    )
-    .map_err(|e| e.kind(Kind::CannotMount))
+    let root = Root::Held(root);
+    start(fs, store_path, device, root, (unmounter, events), (options, all_users))
+        .map_err(|e| e.kind(Kind::CannotMount))
 }
 
 fn start(
     fs: Arc<Fs>,
-    mut server: Server,
+    store_path: &Path,
     device: OwnedFd,
     root: Root,
     (unmounter, events): (Unmounter, Receiver<SessionEvent>),
@@ -256,6 +247,9 @@ fn start(
     let connection = Connection::open(unmounter.dev)
         .inspect_err(|error| log::debug!("no access to the connection's control files: {error}"))
         .ok();
+    let syncs = options.vfs.iter().any(|option| option == "sync" || option == "dirsync");
+    let head = if options.head.is_empty() { FIRST_HEAD } else { &options.head };
+    let mut server = Server::new(Arc::clone(&fs), (store_path, head), options.writeback, syncs);
     let (counters, gate) = (server.counters(), server.gate());
     let (channel, recent_writeback) = (server.channel(), server.recent_writeback());
     let flush_waiters = server.flush_waiters();

@@ -281,6 +281,27 @@ fn writes_through_a_mapping_are_in_the_diff_when_the_command_has_ended() {
 }
 
 #[test]
+fn collected_writes_are_in_the_changes_when_the_command_has_ended() {
+    let place = Place::new();
+    // With a writeback cache the kernel reports each file as data, also a hole.
+    let script = "python3 -c \"
+import os
+log = open('log', 'ab', buffering=0)
+for number in range(2000): log.write(b'%d\\n' % number)
+hole = os.open('hole', os.O_RDWR | os.O_CREAT)
+os.truncate(hole, 1 << 20)
+try: print(os.lseek(hole, 0, os.SEEK_DATA))
+except OSError as error: print(error.errno)\"";
+    let plain = place.run("--discard", script);
+    assert_eq!((plain.code, plain.out.trim()), (0, "6"), "ENXIO: {}", plain.err);
+    let said = place.run("--apply --writeback", script);
+    assert_eq!((said.code, said.out.trim()), (0, "0"), "{}", said.err);
+    let lines: String = (0..2000).map(|number| format!("{number}\n")).collect();
+    assert_eq!(fs::read_to_string(place.at("base/log")).unwrap(), lines);
+    assert_eq!(fs::read(place.at("base/hole")).unwrap(), vec![0; 1 << 20]);
+}
+
+#[test]
 fn the_end_of_a_run_does_not_wait_for_a_comparison_whose_client_is_gone() {
     let place = Place::new();
     // Each takes many times longer than the time limit of this test.

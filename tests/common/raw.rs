@@ -21,7 +21,7 @@ use nix::sys::socket::{
 use nix::sys::stat::Mode;
 
 use jailfs::internals::fs::Fs;
-use jailfs::internals::fuse::{Handed, Mounted, adopt};
+use jailfs::internals::fuse::{Handed, MountOptions, Mounted, adopt};
 
 /// How long an answer may take.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -249,7 +249,9 @@ impl Raw {
         let root = open(&mnt, OFlag::O_PATH | OFlag::O_CLOEXEC, Mode::empty())
             .expect("open the mount point");
         let handed = Handed { device, root, dev: 0, all_users: true };
-        raw.mounted = Some(adopt(fs, handed, &mnt, &store, "main").expect("begin to serve"));
+        raw.mounted = Some(
+            adopt(fs, handed, &mnt, &store, &MountOptions::default()).expect("begin to serve"),
+        );
         let answer = raw.receive(PATIENCE).expect("an answer to INIT");
         assert_eq!((answer.unique, answer.errno), (init, 0));
         raw

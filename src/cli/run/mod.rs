@@ -103,6 +103,9 @@ pub(super) struct Run {
     #[arg(long, value_name = "NAME", default_value = ".jailfs",
         value_parser = options::snapname_text)]
     snapname: String,
+    /// The kernel collects writes: many small writes cost less, reading many files costs more
+    #[arg(long)]
+    writeback: bool,
     #[command(flatten)]
     race: RaceOptions,
     #[command(flatten)]
@@ -209,6 +212,7 @@ impl Run {
             max_store: self.max_store,
             snapdir: self.snapdir,
             snapname: self.snapname.clone().into_bytes(),
+            writeback: self.writeback,
             ..Choice::default()
         }
     }

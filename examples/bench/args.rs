@@ -33,9 +33,12 @@ pub struct Size {
     pub big: u64,
     /// Single reads or writes of 4 KiB.
     pub random: u64,
-    /// Rows of the database, and transactions of the one with a log.
+    /// Appends of 100 bytes.
+    pub appends: u64,
+    /// Rows of the database, transactions of the one with a log, and those that are synced.
     pub rows: u64,
     pub transactions: u64,
+    pub synced: u64,
     /// Files of the base that is mounted and not changed.
     pub many: u64,
     /// Changed files, for the cost of checkpoint and restore.
@@ -58,8 +61,10 @@ pub const FULL: Size = Size {
     archive_files: 20_000,
     big: 1 << 30,
     random: 50_000,
+    appends: 50_000,
     rows: 500_000,
     transactions: 5_000,
+    synced: 400,
     many: 1_000_000,
     changed: [10, 10_000, 100_000],
     stored: 200_000,
@@ -76,8 +81,10 @@ pub const SMALL: Size = Size {
     archive_files: 2_000,
     big: 128 << 20,
     random: 10_000,
+    appends: 5_000,
     rows: 50_000,
     transactions: 500,
+    synced: 100,
     many: 50_000,
     changed: [10, 1_000, 10_000],
     stored: 20_000,

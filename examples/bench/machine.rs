@@ -31,17 +31,21 @@ pub fn describe(dir: &Path) -> String {
 }
 
 /// How an idle processor waits: the cpuidle driver, and for how many nanoseconds the guest and the
-/// host poll before it halts. It decides what a message between two processes costs.
+/// host poll before it halts, and the longest time to wake up that another program asks for. It
+/// decides what a message between two processes costs.
 fn polling() -> String {
     let read = |path: &str| {
         let text = std::fs::read_to_string(path).unwrap_or_default();
         if text.is_empty() { "unknown".to_owned() } else { text.trim().to_owned() }
     };
+    let latency = std::fs::read("/dev/cpu_dma_latency").ok();
+    let latency = latency.and_then(|bytes| bytes.first_chunk().copied()).map(i32::from_ne_bytes);
     format!(
-        "cpuidle driver {}, guest_halt_poll_ns {}, halt_poll_ns of KVM {}",
+        "cpuidle driver {}, guest_halt_poll_ns {}, halt_poll_ns of KVM {}, cpu_dma_latency {}",
         read("/sys/devices/system/cpu/cpuidle/current_driver"),
         read("/sys/module/haltpoll/parameters/guest_halt_poll_ns"),
         read("/sys/module/kvm/parameters/halt_poll_ns"),
+        latency.map_or_else(|| "unknown".to_owned(), |us| format!("{us} us")),
     )
 }
 

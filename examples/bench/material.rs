@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use std::fs::File;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::Res;
 use crate::args::Size;
@@ -19,6 +19,9 @@ const WORDS: &[&str] = &[
 /// Files in a directory of a tree, and directories in the one above.
 const FILES: u64 = 20;
 const DIRS: u64 = 20;
+/// The branch of the repository that is not checked out, and which part of the files differs.
+pub const OTHER_BRANCH: &str = "other";
+pub const CHANGED_ONE_OF: u64 = 6;
 
 /// Numbers that look random (xorshift).
 pub struct Numbers(u64);
@@ -67,19 +70,32 @@ impl Materials {
     pub fn repository(&self) -> Res<PathBuf> {
         self.once("repository", |dir| {
             let tree = dir.join("tree");
-            write_tree(&tree, self.size.files, self.size.text_bytes / self.size.files)?;
-            for args in [
-                &["init", "-q"][..],
-                &["add", "-A"],
-                // Otherwise git would begin to pack in the background.
-                &["-c", "gc.auto=0", "-c", "maintenance.auto=false", "commit", "-q", "-m", "all"],
-                &["gc", "-q"],
-                &["status", "--porcelain"],
-            ] {
-                let mut git = program("git", args, &tree);
-                run(git.env("GIT_OPTIONAL_LOCKS", "1"))?;
+            let git = |args: &[&str]| {
+                run(program("git", args, &tree).env("GIT_OPTIONAL_LOCKS", "1")).map(drop)
+            };
+            // Otherwise git would begin to pack in the background.
+            let commit =
+                ["-c", "gc.auto=0", "-c", "maintenance.auto=false", "commit", "-q", "-m", "all"];
+            let (files, mean) = (self.size.files, self.size.text_bytes / self.size.files);
+            write_tree(&tree, files, mean)?;
+            git(&["init", "-q", "-b", "main"])?;
+            git(&["add", "-A"])?;
+            git(&commit)?;
+            git(&["checkout", "-q", "-b", OTHER_BRANCH])?;
+            for at in (0..files).step_by(usize::try_from(CHANGED_ONE_OF)?) {
+                File::options()
+                    .append(true)
+                    .open(place_in_tree(&tree, at))?
+                    .write_all(b"of the other branch\n")?;
             }
-            Ok(())
+            git(&["add", "-A"])?;
+            git(&commit)?;
+            git(&["checkout", "-q", "main"])?;
+            git(&["gc", "-q"])?;
+            for at in 0..files {
+                File::options().write(true).open(place_in_tree(&tree, at))?.set_modified(old())?;
+            }
+            git(&["status", "--porcelain"])
         })
     }
 
@@ -151,21 +167,29 @@ pub fn sync(dir: &Path) -> Res<()> {
 /// reads files that are as new as its index.
 fn write_tree(root: &Path, files: u64, mean: u64) -> Res<()> {
     let mut numbers = Numbers::new(files);
-    let old = UNIX_EPOCH + Duration::from_secs(1_600_000_000);
     for at in 0..files {
-        let dir =
-            root.join(format!("d{}", at / FILES / DIRS)).join(format!("s{}", at / FILES % DIRS));
-        if at % FILES == 0 {
-            std::fs::create_dir_all(&dir)?;
+        let path = place_in_tree(root, at);
+        if let (0, Some(dir)) = (at % FILES, path.parent()) {
+            std::fs::create_dir_all(dir)?;
         }
-        let mut file = File::create(dir.join(format!("file{at}.rs")))?;
+        let mut file = File::create(path)?;
         if mean > 0 {
             let len = mean / 4 + numbers.below(mean * 3 / 2);
             file.write_all(text(&mut numbers, len).as_bytes())?;
         }
-        file.set_modified(old)?;
+        file.set_modified(old())?;
     }
     Ok(())
+}
+
+fn old() -> SystemTime {
+    UNIX_EPOCH + Duration::from_secs(1_600_000_000)
+}
+
+/// The path of a file of a tree.
+fn place_in_tree(root: &Path, file: u64) -> PathBuf {
+    let (dir, subdir) = (file / FILES / DIRS, file / FILES % DIRS);
+    root.join(format!("d{dir}/s{subdir}/file{file}.rs"))
 }
 
 /// Lines of words.

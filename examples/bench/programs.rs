@@ -53,6 +53,18 @@ pub fn run_to(command: &mut Command, fine: &[i32]) -> Res<Duration> {
     Err(format!("{:?} ended with {}: {last}", command.get_program(), output.status).into())
 }
 
+/// Runs programs side by side, which must all succeed.
+pub fn run_all(commands: &mut [Command]) -> Res<()> {
+    let started: Vec<_> = commands.iter_mut().map(Command::spawn).collect();
+    for child in started {
+        let status = child?.wait()?;
+        if !status.success() {
+            return Err(format!("a program ended with {status}").into());
+        }
+    }
+    Ok(())
+}
+
 /// Runs a program that must succeed.
 pub fn run(command: &mut Command) -> Res<Duration> {
     run_to(command, &[0])

@@ -1,8 +1,8 @@
 //! The usual work of agents: clone, build, install.
 
 use crate::Res;
-use crate::material::Materials;
-use crate::programs::program;
+use crate::material::{CHANGED_ONE_OF, Materials, OTHER_BRANCH};
+use crate::programs::{self, program};
 use crate::runner::Run;
 use crate::workloads::Workload;
 
@@ -11,6 +11,15 @@ pub fn all() -> Vec<Workload> {
         Workload::new("build", "git-clone", "git clone --local", Materials::repository, clone)
             .needs(&["git"])
             .mutates(),
+        Workload::new(
+            "build",
+            "git-checkout",
+            "git checkout of a branch in which one file of six differs",
+            Materials::repository,
+            checkout,
+        )
+        .needs(&["git"])
+        .mutates(),
         Workload::new(
             "build",
             "cargo",
@@ -57,6 +66,13 @@ fn clone(run: &mut Run) -> Res<()> {
         files,
         &mut program("git", &["clone", "-q", "--local", "tree", "clone"], &root),
     )
+}
+
+fn checkout(run: &mut Run) -> Res<()> {
+    let (tree, files) = (run.root().join("tree"), run.size.files / CHANGED_ONE_OF);
+    // Else git would compare the content of each file of a copied tree.
+    programs::run(&mut program("git", &["update-index", "-q", "--refresh"], &tree))?;
+    run.command("checkout", files, &mut program("git", &["checkout", "-q", OTHER_BRANCH], &tree))
 }
 
 fn cargo(run: &mut Run) -> Res<()> {

@@ -1,7 +1,7 @@
 //! Bytes: large files, single blocks, databases.
 
 use std::fs::{File, OpenOptions};
-use std::io::Read;
+use std::io::{Read, Write};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
@@ -41,10 +41,11 @@ pub fn all() -> Vec<Workload> {
             first,
         )
         .mutates(),
+        Workload::new("data", "append", "100 bytes at a time", Materials::empty, append).mutates(),
         Workload::new(
             "data",
             "sqlite",
-            "rows in one transaction, then one each with a log",
+            "rows in one transaction, then one each with a log, then one each synced",
             Materials::empty,
             sqlite,
         )
@@ -116,6 +117,14 @@ fn first(run: &mut Run) -> Res<()> {
     })
 }
 
+fn append(run: &mut Run) -> Res<()> {
+    let (path, appends) = (run.root().join("log"), run.size.appends);
+    let mut file = OpenOptions::new().append(true).create_new(true).open(path)?;
+    run.timed("append-100", appends, |_| {
+        (0..appends).try_for_each(|_| file.write_all(&[b'a'; 100])).map_err(Into::into)
+    })
+}
+
 fn sqlite(run: &mut Run) -> Res<()> {
     let bulk = "import sqlite3, sys, time\n\
         began = time.perf_counter()\n\
@@ -128,17 +137,25 @@ fn sqlite(run: &mut Run) -> Res<()> {
         assert db.execute('select count(*), sum(b) from t').fetchone()[0] == int(sys.argv[1])\n\
         db.close()\n\
         print(time.perf_counter() - began)";
-    let log = "import sqlite3, sys, time\n\
-        db = sqlite3.connect('wal.db', isolation_level=None)\n\
-        db.execute('pragma journal_mode=wal')\n\
-        db.execute('pragma synchronous=normal')\n\
+    let single = "import sqlite3, sys, time\n\
+        db = sqlite3.connect(sys.argv[2] + sys.argv[3], isolation_level=None)\n\
+        db.execute('pragma journal_mode=' + sys.argv[2])\n\
+        db.execute('pragma synchronous=' + sys.argv[3])\n\
         db.execute('create table t (id integer primary key, a text)')\n\
         began = time.perf_counter()\n\
         for i in range(int(sys.argv[1])):\n    \
             db.execute('insert into t values (?, ?)', (i, 'row %d' % i))\n\
         db.close()\n\
         print(time.perf_counter() - began)";
-    let (rows, transactions) = (run.size.rows, run.size.transactions);
+    let (rows, transactions, synced) = (run.size.rows, run.size.transactions, run.size.synced);
     run.step("bulk", rows, |run| python(bulk, &[&rows.to_string()], &run.root()))?;
-    run.step("wal", transactions, |run| python(log, &[&transactions.to_string()], &run.root()))
+    for (step, transactions, journal, synchronous) in [
+        ("wal", transactions, "wal", "normal"),
+        ("wal-synced", synced, "wal", "full"),
+        ("rollback-synced", synced, "delete", "full"),
+    ] {
+        let args = [&*transactions.to_string(), journal, synchronous];
+        run.step(step, transactions, |run| python(single, &args, &run.root()))?;
+    }
+    Ok(())
 }

@@ -4,6 +4,7 @@ mod build;
 mod create;
 mod data;
 mod meta;
+mod scale;
 mod state;
 
 use std::path::PathBuf;
@@ -53,7 +54,7 @@ impl Workload {
 
 /// All workloads.
 pub fn all() -> Vec<Workload> {
-    [meta::all(), create::all(), build::all(), data::all(), state::all()]
+    [meta::all(), create::all(), build::all(), data::all(), scale::all(), state::all()]
         .into_iter()
         .flatten()
         .collect()

@@ -1,5 +1,5 @@
 //! Checkpoints and restores in place, under live processes, through the real binary and a real
-//! mount.
+//! mount. `JAILFS_THREADS=N` has N threads serve it.
 
 #![expect(
     clippy::unwrap_used,

@@ -386,16 +386,18 @@ fn prepare(place: &Place, root: &Path) {
 #[test]
 fn no_race_leads_out_of_the_mount() {
     let time = seconds();
-    let each = time / u32::try_from(ATTACKS.len()).unwrap();
+    // One thread that serves, and several.
+    let threads = ["threads=1", "threads=4"];
+    let each = time / u32::try_from(ATTACKS.len() * threads.len()).unwrap();
     let (mut changes, mut tries, mut inside) = (0, 0, 0);
-    for attack in ATTACKS {
+    for (attack, threads) in ATTACKS.iter().flat_map(|one| threads.map(|threads| (one, threads))) {
         let place = Place::new(time + Duration::from_secs(60));
         for dir in ["base", "mnt", "home"] {
             fs::create_dir(place.at(dir)).unwrap();
         }
         (attack.setup)(&place.at("base"));
         prepare(&place, &place.at("base"));
-        place.ok(&["mount", "base", "mnt"]);
+        place.ok(&["mount", "base", "mnt", "-o", threads]);
         let tally = run(attack, &place, &place.at("mnt"), Instant::now() + each);
         assert!(!tally.is_out(), "{}: {tally:?}", attack.name);
         assert_eq!(damage(&place), Vec::<String>::new(), "{}", attack.name);
@@ -403,7 +405,7 @@ fn no_race_leads_out_of_the_mount() {
             [&tally.changes, &tally.tries, &tally.inside].map(|n| n.load(Ordering::Relaxed));
         let rate = |n: u64| (n as f64 / each.as_secs_f64()) as u64;
         eprintln!(
-            "{}: in {:.1} s {} changes and {} tries a second, {} of them inside, none out",
+            "{}, {threads}: in {:.1} s {} changes and {} tries a second, {} of them inside, none out",
             attack.name,
             each.as_secs_f64(),
             rate(made),

@@ -134,7 +134,7 @@ impl Live {
     fn try_mount(&self) -> Output {
         let mut command = Command::new(env!("CARGO_BIN_EXE_jailfs"));
         command.arg("mount").args([&self.base, &self.mnt]);
-        command.arg("--store").arg(&self.store).args(&self.options);
+        command.arg("--store").arg(&self.store).args(&self.options).args(threads());
         command.env("JAILFS_FAILPOINTS", &self.steps).current_dir("/").output().unwrap()
     }
 
@@ -515,4 +515,10 @@ impl Drop for Shell {
         drop(self.child.kill());
         drop(self.child.wait());
     }
+}
+
+/// The options of a mount that `JAILFS_THREADS=N` asks for: N threads serve it.
+pub fn threads() -> Vec<String> {
+    let number = std::env::var("JAILFS_THREADS");
+    number.map_or(Vec::new(), |number| vec!["-o".to_owned(), format!("threads={number}")])
 }

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 
-use crate::harness::text;
+use crate::harness::{text, threads};
 use crate::head::{Fork, Head};
 use crate::span::{Span, State};
 use crate::verbs::Pending;
@@ -245,7 +245,7 @@ impl World {
 
     fn mount_fork(&self, name: &str, point: &Path) {
         let mut command = Command::new(env!("CARGO_BIN_EXE_jailfs"));
-        command.args(["mount", "--head", name]).args([&self.live.base, point]);
+        command.args(["mount", "--head", name]).args([&self.live.base, point]).args(threads());
         let output =
             command.arg("--store").arg(&self.live.store).current_dir("/").output().unwrap();
         assert!(output.status.success(), "mount {name}: {}", text(&output));

@@ -3,8 +3,8 @@
 //! order, and perhaps the operations that were in flight.
 //!
 //! `JAILFS_KILLS=N` kills N times. `JAILFS_THREADS=N` has N threads serve each mount.
-//! `JAILFS_KILL_SEED=N` chooses the moments and the load; timing also matters, so a seed that failed
-//! is tried several times. A failure prints its seed and the last actions.
+//! `JAILFS_KILL_SEED=N` chooses the moments and the load; timing also matters, so a seed that
+//! failed is tried several times. A failure prints its seed and the last actions.
 
 #![expect(
     clippy::unwrap_used,

@@ -6,7 +6,8 @@
 //!
 //! The thread wakes after each operation and whenever the store has grown by a certain amount. The
 //! policy in [`crate::timeline`] decides whether a collection pays. If it does, the thread waits
-//! until the mount is idle, except when space is short.
+//! until the mount is idle, except when space is short. The decision looks at all checkpoints, so
+//! the thread then rests, the longer the more there are.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -29,6 +30,9 @@ const IDLE_LIMIT: Duration = Duration::from_secs(5);
 const FORGET_DELAY: Duration = Duration::from_millis(100);
 /// How long an operation that met a full disk waits for a collection.
 const ASK_LIMIT: Duration = Duration::from_secs(2);
+/// After a round the thread rests this many times as long as the round took, but not longer than
+/// this.
+const REST: (u32, Duration) = (10, Duration::from_secs(1));
 /// The thread wakes when the store has grown by this many bytes. Less with a small limit.
 const GROWTH: u64 = 16 << 20;
 
@@ -181,10 +185,10 @@ impl CollectorHandle {
         !state.end
     }
 
-    /// Waits for [`FORGET_DELAY`], or until an operation asks for space.
-    fn pause(&self) {
+    /// Waits for some time, or until an operation asks for space.
+    fn pause(&self, time: Duration) {
         let mut state = self.state.lock();
-        self.changed.wait_while_for(&mut state, |s| !s.end && s.asked == s.answered, FORGET_DELAY);
+        self.changed.wait_while_for(&mut state, |s| !s.end && s.asked == s.answered, time);
     }
 }
 
@@ -203,13 +207,17 @@ impl Thread {
                 self.handle.answer(ticket, Some(0));
                 continue;
             };
+            let begin = Instant::now();
             let collected = self.round(&policy, &terms.spared(), is_full);
+            let (times, most) = REST;
+            let rest = (begin.elapsed() * times).min(most);
             // Answer before the notifications below: the asking thread may be the one that serves
             // the kernel, and those wait for the kernel.
             self.handle.answer(ticket, collected.as_ref().map(|collected| collected.bytes));
             if let Some(collected) = collected {
                 self.report(&collected);
             }
+            self.handle.pause(rest);
         }
     }
 
@@ -227,7 +235,7 @@ impl Thread {
         if !is_full {
             for whole in [true, false] {
                 self.common.ask_kernel_for_states(policy, pinned, whole);
-                self.handle.pause();
+                self.handle.pause(FORGET_DELAY);
             }
         }
         let _exclusive = self.wait_for_readers(due == Due::WhenIdle, is_full)?;
@@ -253,7 +261,7 @@ impl Thread {
                 None if is_full || Instant::now() >= until || self.handle.is_at_end() => {
                     return None;
                 }
-                None => self.handle.pause(),
+                None => self.handle.pause(FORGET_DELAY),
             }
         }
     }

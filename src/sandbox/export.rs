@@ -64,7 +64,7 @@ impl Sandbox {
             Ok(blob.entries())
         };
         for info in &past {
-            let Header { layer, epoch, .. } = info.header;
+            let Header { layer, epoch, .. } = *info.header;
             let described = describe(Target { layer: Some(layer), epoch });
             described.map_err(|error| error.during(format!("describe checkpoint {layer}")))?;
         }

@@ -1,6 +1,7 @@
 //! Finds the state that a [`Rev`] names, and describes checkpoints.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use crate::error::{Error, Kind, Result};
 use crate::fs::{Fence, State};
@@ -15,7 +16,8 @@ impl Sandbox {
     pub(super) fn checkpoints(&self) -> Vec<Checkpoint> {
         let parent = self.timeline.parent();
         let sealed = self.timeline.sealed();
-        let seen = sealed.iter().rev().filter(|info| self.fs().sees(info));
+        let sees = self.fs().sight();
+        let seen = sealed.iter().rev().filter(|info| sees(info));
         seen.filter_map(|info| checkpoint_of(info, parent)).collect()
     }
 
@@ -58,7 +60,7 @@ impl Sandbox {
     ) -> Result<Checkpoint> {
         let (id, seal) = self.early.make(&self.timeline, (name, message))?;
         let info = self.timeline.store().layer(id);
-        let info = info.map(|info| LayerInfo { seal: Some(seal), ..info });
+        let info = info.map(|info| LayerInfo { seal: Some(Arc::new(seal)), ..info });
         info.as_ref()
             .and_then(|info| checkpoint_of(info, Some(id)))
             .ok_or_else(|| no_checkpoint(&Rev::Id(id)))
@@ -116,7 +118,7 @@ impl Sandbox {
     /// The names of checkpoints, as this head uses them.
     pub(super) fn names(&self) -> CheckpointNames<'_> {
         let store = self.timeline.store();
-        store.checkpoint_names(self.head_name(), |info| self.fs().sees(info))
+        store.checkpoint_names(self.head_name(), self.fs().sight())
     }
 
     /// The layer that `rev` means. An error lists the checkpoints if there are several.
@@ -154,7 +156,7 @@ impl Sandbox {
     /// A state for people: `base`, or the number and name of the checkpoint.
     pub(super) fn describe(&self, target: Target) -> String {
         let Some(id) = target.layer else { return "base".to_owned() };
-        let name = self.timeline.store().layer(id).and_then(|l| l.seal).and_then(|s| s.name);
+        let name = self.timeline.store().layer(id).and_then(|l| l.seal?.name.clone());
         name.map_or_else(|| format!("checkpoint {id}"), |name| format!("checkpoint {id} '{name}'"))
     }
 }

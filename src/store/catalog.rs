@@ -54,6 +54,21 @@ impl Store {
         self.state.lock().catalog.values().cloned().collect()
     }
 
+    /// The number of layers.
+    pub fn layer_count(&self) -> u64 {
+        self.state.lock().catalog.len() as u64
+    }
+
+    /// The layers for which `is_meant` says so, oldest first. It must take no lock.
+    pub fn layers_where(&self, is_meant: impl Fn(&LayerInfo) -> bool) -> Vec<LayerInfo> {
+        self.state.lock().catalog.values().filter(|info| is_meant(info)).cloned().collect()
+    }
+
+    /// Shows all layers, oldest first, to `look`, which must take no lock.
+    pub fn for_each_layer(&self, look: impl FnMut(&LayerInfo)) {
+        self.state.lock().catalog.values().for_each(look);
+    }
+
     /// The newest layer that continues `top` for this head. There is one if a process ended after
     /// it created the layer and before it published the head.
     pub fn continued(&self, head: &str, top: LayerId) -> Option<LayerId> {
@@ -147,7 +162,7 @@ impl Store {
         self.keep_reserve();
         let bytes = bytes?;
         if let Some(info) = self.state.lock().catalog.get_mut(&layer) {
-            info.seal = Some(seal);
+            info.seal = Some(Arc::new(seal));
             info.bytes = bytes;
         }
         self.note_sealed(vec![layer]);

@@ -8,7 +8,7 @@
 //! * `HEAD@NAME` means the checkpoint of that head, from every head. If HEAD was dropped, it is
 //!   the one that it left.
 
-use std::cell::RefCell;
+use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
@@ -19,14 +19,20 @@ use crate::types::LayerId;
 /// The names of a head's checkpoints.
 type OfHead = BTreeMap<String, LayerId>;
 
+/// How many names are searched one by one, each in the whole catalog, before the names of the head
+/// are collected.
+const SINGLE_SEARCHES: u32 = 3;
+
 /// The names of checkpoints, as one head uses them.
 pub struct CheckpointNames<'a> {
     store: &'a Store,
+    head: String,
+    sees: Box<dyn Fn(&LayerInfo) -> bool + 'a>,
+    searches: Cell<u32>,
     /// All checkpoints with a name, oldest first.
-    named: Vec<LayerInfo>,
-    own: Rc<OfHead>,
-    /// The names of other heads, as far as they were needed.
-    others: RefCell<BTreeMap<String, Rc<OfHead>>>,
+    named: OnceCell<Vec<LayerInfo>>,
+    /// The names of the heads that were asked for often.
+    collected: RefCell<BTreeMap<String, Rc<OfHead>>>,
 }
 
 /// The checkpoints that a text can mean.
@@ -54,25 +60,28 @@ impl Named {
 }
 
 impl Store {
-    /// The names of the checkpoints for which `sees` says so, as a head uses them.
-    pub fn checkpoint_names(
-        &self,
+    /// The names of the checkpoints for which `sees` says so, as a head uses them. `sees` must take
+    /// no lock.
+    pub fn checkpoint_names<'a>(
+        &'a self,
         head: &str,
-        sees: impl Fn(&LayerInfo) -> bool,
-    ) -> CheckpointNames<'_> {
-        let is_named = |info: &LayerInfo| {
+        sees: impl Fn(&LayerInfo) -> bool + 'a,
+    ) -> CheckpointNames<'a> {
+        let is_named = move |info: &LayerInfo| {
             info.header.kind.is_of_head() && name_of(info).is_some() && sees(info)
         };
-        let mut named = self.catalog();
-        named.retain(is_named);
-        let own = Rc::new(self.names_of(head, &named));
-        CheckpointNames { store: self, named, own, others: RefCell::default() }
+        CheckpointNames {
+            store: self,
+            head: head.to_owned(),
+            sees: Box::new(is_named),
+            searches: Cell::default(),
+            named: OnceCell::new(),
+            collected: RefCell::default(),
+        }
     }
 
     fn names_of(&self, head: &str, named: &[LayerInfo]) -> OfHead {
-        let record = self.head_records.lock().get(head).cloned();
-        let top = record.and_then(Result::ok).map(|record| record.layer);
-        let lineage = top.map(|top| self.lineage_from(top)).unwrap_or_default();
+        let lineage = self.lineage_of(head);
         let is_listed = |info: &&LayerInfo| {
             named.binary_search_by_key(&info.header.layer, |one| one.header.layer).is_ok()
         };
@@ -85,12 +94,51 @@ impl Store {
         }
         names
     }
+
+    fn lineage_of(&self, head: &str) -> Vec<LayerInfo> {
+        let record = self.head_records.lock().get(head).cloned();
+        let top = record.and_then(Result::ok).map(|record| record.layer);
+        top.map(|top| self.lineage_from(top)).unwrap_or_default()
+    }
 }
 
 impl CheckpointNames<'_> {
     /// The checkpoint of this head that has a name.
     pub fn own(&self, name: &str) -> Option<LayerId> {
-        self.own.get(name).copied()
+        self.of_head(&self.head, name)
+    }
+
+    fn of_head(&self, head: &str, name: &str) -> Option<LayerId> {
+        self.searches.set(self.searches.get() + 1);
+        if self.searches.get() <= SINGLE_SEARCHES {
+            return self.search(head, name);
+        }
+        let mut collected = self.collected.borrow_mut();
+        if !collected.contains_key(head) {
+            let names = Rc::new(self.store.names_of(head, self.named()));
+            collected.insert(head.to_owned(), names);
+        }
+        collected.get(head)?.get(name).copied()
+    }
+
+    /// As in the names of a head, without collecting them.
+    fn search(&self, head: &str, name: &str) -> Option<LayerId> {
+        let found =
+            self.store.layers_where(|info| name_of(info) == Some(name) && (self.sees)(info));
+        let is_made = |info: &&LayerInfo| self.store.is_of(info, head);
+        if let [one] = &*found
+            && is_made(&one)
+        {
+            return Some(one.header.layer);
+        }
+        let lineage = if found.is_empty() { Vec::new() } else { self.store.lineage_of(head) };
+        let is_found = |info: &&LayerInfo| found.iter().any(|one| one.header == info.header);
+        let meant = lineage.iter().find(is_found);
+        meant.or_else(|| found.iter().rev().find(is_made)).map(|info| info.header.layer)
+    }
+
+    fn named(&self) -> &[LayerInfo] {
+        self.named.get_or_init(|| self.store.layers_where(&self.sees))
     }
 
     /// The checkpoint that a name means: that of this head, or else the only one of the store.
@@ -103,20 +151,14 @@ impl CheckpointNames<'_> {
 
     /// The checkpoint that `HEAD@NAME` means.
     pub fn find_of(&self, head: &str, name: &str) -> Named {
-        let names = Rc::clone(
-            self.others
-                .borrow_mut()
-                .entry(head.to_owned())
-                .or_insert_with(|| Rc::new(self.store.names_of(head, &self.named))),
-        );
-        match names.get(name) {
-            Some(layer) => Named::One(*layer),
+        match self.of_head(head, name) {
+            Some(layer) => Named::One(layer),
             None => self.all(|info| info.header.head == head && name_of(info) == Some(name)),
         }
     }
 
     fn all(&self, is_meant: impl Fn(&LayerInfo) -> bool) -> Named {
-        let found = self.named.iter().filter(|info| is_meant(info));
+        let found = self.named().iter().filter(|info| is_meant(info));
         Named::of(found.map(|info| info.header.layer).collect())
     }
 
@@ -134,7 +176,7 @@ impl CheckpointNames<'_> {
 
     /// The labels of some checkpoints.
     pub fn labels(&self, layers: &[LayerId]) -> Vec<String> {
-        let meant = self.named.iter().filter(|info| layers.contains(&info.header.layer));
+        let meant = self.named().iter().filter(|info| layers.contains(&info.header.layer));
         meant.map(|info| self.label(info)).collect()
     }
 }

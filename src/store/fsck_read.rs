@@ -271,7 +271,7 @@ impl Inspect {
         let show = |name: &str| self.dir.show(name);
         let mut missing = known.missing(&found, &show);
         missing.extend(
-            layers.filter_map(|info| known.is_older(&info.header, info.seal.as_ref(), &show)),
+            layers.filter_map(|info| known.is_older(&info.header, info.seal.as_deref(), &show)),
         );
         Ok(missing)
     }

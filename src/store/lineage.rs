@@ -26,7 +26,7 @@ impl Store {
     /// The sealed layer that a layer of a head continues: the one below it, or the one before the
     /// apply that rebased the head.
     pub fn came_from(&self, info: &LayerInfo) -> Option<LayerId> {
-        let Header { layer, parent, kind, .. } = &info.header;
+        let Header { layer, parent, kind, .. } = &*info.header;
         let LayerKind::Rebased(before) = kind else { return *parent };
         let before = self.layer(*before).filter(|before| before.header.layer < *layer)?;
         match before.seal {

@@ -257,7 +257,7 @@ impl FoundLayers {
         let older = self
             .catalog
             .values()
-            .filter_map(|info| known.is_older(&info.header, info.seal.as_ref(), &show));
+            .filter_map(|info| known.is_older(&info.header, info.seal.as_deref(), &show));
         match known.missing(counts, &show).into_iter().chain(older).next() {
             Some(error) => Err(error),
             None => Ok(()),

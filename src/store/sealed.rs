@@ -72,8 +72,8 @@ impl Store {
         };
         // A layer in the archive may have no directory.
         self.layers.dir.make_dir(&layer::dir_name(layer))?;
-        self.publish_records(INDEX, &Header { parent: None, ..header }, &seal, edits)
-            .map_err(|e| e.during(attempt()))?;
+        let header = Header { parent: None, ..Header::clone(&header) };
+        self.publish_records(INDEX, &header, &seal, edits).map_err(|e| e.during(attempt()))?;
         let index = self.layers.dir_of(layer)?.size(INDEX)?;
         if let Some(info) = self.state.lock().catalog.get_mut(&layer) {
             info.index = index;

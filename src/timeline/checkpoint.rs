@@ -38,7 +38,7 @@ impl Timeline {
         let description = description(layer, name.as_deref());
         let seal = Seal { name, message, time: clock::now(), automatic: false };
         let is_made =
-            || self.store.layer(layer).is_some_and(|info| info.seal.as_ref() == Some(&seal));
+            || self.store.layer(layer).is_some_and(|info| info.seal.as_deref() == Some(&seal));
         let made = |error: Error| error.after(format!("checkpoint {description} was made"));
         self.seal(seal.clone(), report)
             .map_err(|error| if is_made() { made(error) } else { error })?;

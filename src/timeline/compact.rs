@@ -9,16 +9,15 @@
 //! * Layers that were created and never written to are removed, and the identity log is compacted.
 
 use std::collections::BTreeSet;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use crate::error::Result;
 use crate::store::content::live_ranges::LiveRanges;
 use crate::store::layer::LayerInfo;
-use crate::store::record::LayerKind;
+use crate::store::record::{Header, LayerKind};
+use crate::timeline::Common;
 use crate::timeline::dormant::{LiveHead, live_sets};
-use crate::timeline::{Common, Timeline};
 use crate::tree::Tree;
 use crate::types::LayerId;
 
@@ -76,12 +75,8 @@ impl Common {
     /// Writes an index for the newest seal of each open head where the last index is far, and
     /// removes old ones.
     fn write_indexes(&self, effort: Effort) -> Result<()> {
-        // A seal that is not complete, or failed, leaves an unsealed layer below the upper one.
-        let is_sealed = |info: &LayerInfo| info.seal.is_some();
-        let newest_seal = |head: &Arc<Timeline>| head.ancestry().into_iter().find(is_sealed);
         let heads = self.open_heads();
-        let sealed = heads.iter().filter_map(newest_seal);
-        let below: BTreeSet<LayerId> = sealed.map(|info| info.header.layer).collect();
+        let below: BTreeSet<LayerId> = heads.iter().filter_map(|head| head.newest_seal()).collect();
         let mut is_any = false;
         for top in &below {
             if self.replay_is_long(*top) || effort == Effort::Everything {
@@ -285,14 +280,15 @@ impl Common {
 
     /// Rewrites a journal as the shortest list of edits from the parent's tree to the layer's.
     fn compact_layer(&self, info: &LayerInfo) -> Result<()> {
-        let Some(seal) = info.seal.clone() else { return Ok(()) };
+        let Some(seal) = info.seal.as_deref() else { return Ok(()) };
         let (below, tree) = {
             let mut trees = self.trees.lock();
             let below =
                 info.header.parent.map_or_else(|| Ok(Tree::new()), |parent| trees.load(parent))?;
             (below, trees.load(info.header.layer)?)
         };
-        self.store.rewrite_layer(info.header.clone(), seal, below.edits_to(&tree))
+        let header = Header::clone(&info.header);
+        self.store.rewrite_layer(header, seal.clone(), below.edits_to(&tree))
     }
 
     /// Whether rebuilding the tree of a layer replays so much that a new index is worth its size.
@@ -326,8 +322,10 @@ mod tests {
     use crate::store::record::Seal;
     use crate::store::{Store, StoreOptions};
     use crate::sys::{clock, failpoint};
+    use crate::timeline::Timeline;
     use crate::types::{Name, NodeId};
     use nix::unistd::Pid;
+    use std::sync::Arc;
 
     fn timeline(dir: &std::path::Path) -> Arc<Timeline> {
         let (base, store) = (dir.join("base"), dir.join("store"));

@@ -14,6 +14,19 @@ impl Timeline {
         self.store.layer(self.fs.upper_layer()).and_then(|l| l.header.parent)
     }
 
+    /// The newest sealed layer below the upper layer. A seal that is not complete, or failed,
+    /// leaves an unsealed layer above it.
+    pub(super) fn newest_seal(&self) -> Option<LayerId> {
+        let mut at = self.parent();
+        while let Some(info) = at.and_then(|id| self.store.layer(id)) {
+            if info.seal.is_some() {
+                return at;
+            }
+            at = info.header.parent;
+        }
+        None
+    }
+
     /// The layers below the upper layer, newest first. All are sealed, but for those whose seal is
     /// being written or failed.
     pub fn ancestry(&self) -> Vec<LayerInfo> {

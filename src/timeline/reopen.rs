@@ -110,14 +110,10 @@ pub(super) fn peek(
 /// layer has changes, the switch never happened, or a power cut lost the new layer's record before
 /// it was synced. Then the old layer is the last written.
 fn last_written(store: &Store, head: &str, recorded: LayerId) -> Result<LayerId> {
-    let (before, is_sealed) = match store.layer(recorded) {
-        Some(LayerInfo {
-            header: Header { kind: LayerKind::Rebased(before), .. }, seal, ..
-        }) => (before, seal.is_some()),
-        _ => return Ok(recorded),
-    };
+    let Some(info) = store.layer(recorded) else { return Ok(recorded) };
+    let LayerKind::Rebased(before) = info.header.kind else { return Ok(recorded) };
     // A seal proves that the switch happened.
-    if is_sealed {
+    if info.seal.is_some() {
         return Ok(recorded);
     }
     let is_state = |l: &LayerInfo| store.is_of(l, head);
@@ -216,7 +212,7 @@ pub(super) fn seal_all_reported(store: &Store) {
 
 /// Writes a seal that was reported, and logs the checkpoint.
 fn seal_reported(store: &Store, contents: &LayerContents, seal: Seal) -> Result<()> {
-    let Header { layer, head, epoch, .. } = &contents.info.header;
+    let Header { layer, head, epoch, .. } = &*contents.info.header;
     let description = description(*layer, seal.name.as_deref());
     store.seal_layer(&mut store.reopen_layer(contents)?, seal)?;
     store.append_op(OpRecord {

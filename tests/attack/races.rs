@@ -405,7 +405,8 @@ fn no_race_leads_out_of_the_mount() {
             [&tally.changes, &tally.tries, &tally.inside].map(|n| n.load(Ordering::Relaxed));
         let rate = |n: u64| (n as f64 / each.as_secs_f64()) as u64;
         eprintln!(
-            "{}, {threads}: in {:.1} s {} changes and {} tries a second, {} of them inside, none out",
+            "{}, {threads}: in {:.1} s {} changes and {} tries a second, {} of them inside, none \
+             out",
             attack.name,
             each.as_secs_f64(),
             rate(made),

@@ -169,9 +169,17 @@ impl Fs {
 
     /// Whether a sealed state is seen through this head.
     pub fn sees(&self, info: &LayerInfo) -> bool {
-        self.fence().is_none_or(|fence| {
-            info.header.head == fence.head || fence.states.contains(&info.header.layer)
-        })
+        (self.sight())(info)
+    }
+
+    /// As [`Fs::sees`] is now, but without a lock.
+    pub fn sight(&self) -> impl Fn(&LayerInfo) -> bool + use<> {
+        let fence = self.fence();
+        move |info| {
+            fence.as_ref().is_none_or(|fence| {
+                info.header.head == fence.head || fence.states.contains(&info.header.layer)
+            })
+        }
     }
 
     /// Sets how the snapshot directory is shown; `None` hides it completely. Call it before the
@@ -385,8 +393,9 @@ impl Fs {
     /// The names of checkpoints, as this head uses them.
     fn checkpoint_names(&self) -> CheckpointNames<'_> {
         let upper = self.store.layer(self.upper_layer());
-        let head = upper.map(|info| info.header.head).unwrap_or_default();
-        self.store.checkpoint_names(&head, |info| self.is_seen(info))
+        let head = upper.map(|info| info.header.head.clone()).unwrap_or_default();
+        let sees = self.sight();
+        self.store.checkpoint_names(&head, move |info| is_state(info) && sees(info))
     }
 
     /// The names of the directories of checkpoints. Their other names are links to these.

@@ -6,8 +6,10 @@
 use std::sync::Arc;
 
 use crate::error::{FsError, FsResult, Kind};
-use crate::fs::snapdir::{Item, SnapdirView, Text, dir_entry};
+use crate::fs::snapdir::{Item, SnapdirView, Text, dir_entry, is_state};
 use crate::fs::{Attr, DirEntry, Entry, Fs};
+use crate::store::layer::LayerInfo;
+use crate::store::record::Seal;
 use crate::tree::Meta;
 use crate::types::{FileKind, Ino, LayerId, Name, NodeId, Timestamp};
 
@@ -125,9 +127,14 @@ impl Fs {
                 (mode, others.heads.len(), others.changed)
             }
             _ => {
-                let all = self.listed_checkpoints();
-                let last = all.iter().map(|(_, _, time)| *time).max().unwrap_or_default();
-                (mode, all.len(), last)
+                let (mut all, mut last) = (0, Timestamp::default());
+                let sees = self.sight();
+                self.store.for_each_layer(|info| {
+                    if let Some(seal) = listed_seal(info).filter(|_| sees(info)) {
+                        (all, last) = (all + 1, last.max(seal.time));
+                    }
+                });
+                (mode, all, last)
             }
         };
         let nlink = u32::try_from(names).unwrap_or(u32::MAX).saturating_add(2);
@@ -144,8 +151,9 @@ impl Fs {
     fn listed_checkpoints(&self) -> Vec<(Name, LayerId, Timestamp)> {
         let mut all: Vec<(Name, LayerId, Timestamp)> = Vec::new();
         let names = self.checkpoint_names();
-        for info in self.store.catalog().iter().filter(|info| self.is_seen(info)) {
-            let Some(seal) = info.seal.as_ref().filter(|seal| !seal.automatic) else { continue };
+        let sees = self.sight();
+        for info in &self.store.layers_where(sees) {
+            let Some(seal) = listed_seal(info) else { continue };
             if let Ok(name) = Name::new(names.label(info).as_bytes()) {
                 all.push((name, info.header.layer, seal.time));
             }
@@ -242,6 +250,11 @@ impl Fs {
             })?;
         self.hold_root(layer)
     }
+}
+
+/// The seal of a checkpoint that is listed: of all but automatic ones.
+fn listed_seal(info: &LayerInfo) -> Option<&Seal> {
+    info.seal.as_deref().filter(|seal| is_state(info) && !seal.automatic)
 }
 
 fn meta(mode: u32, nlink: u32, time: Timestamp) -> Meta {

@@ -148,7 +148,7 @@ impl Space {
 impl Fs {
     /// Sets how much may be stored from now on.
     pub fn set_limits(&self, limits: Limits) {
-        let layers = self.store.catalog().len() as u64;
+        let layers = self.store.layer_count();
         let mut core = self.core();
         core.quota.limits = limits;
         core.quota.layers_before = layers;
@@ -160,7 +160,7 @@ impl Fs {
     /// # Errors
     /// ENOSPC.
     pub fn need_checkpoint(&self) -> FsResult<()> {
-        let layers = self.store.catalog().len() as u64;
+        let layers = self.store.layer_count();
         let mut core = self.core();
         if let Some(limit) = core.quota.limits.files {
             let since = layers.saturating_sub(core.quota.layers_before).saturating_add(1);

@@ -1,14 +1,17 @@
 //! The catalog entry of a layer.
 
+use std::sync::Arc;
+
 use crate::store::record::{Header, Seal};
 
-/// The catalog entry of a layer: what its files say, kept in memory.
+/// The catalog entry of a layer: what its files say, kept in memory. It is cheap to clone, because
+/// each request about checkpoints reads the whole catalog.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LayerInfo {
     /// The first record of its journal.
-    pub header: Header,
+    pub header: Arc<Header>,
     /// The last record of its journal, if the layer is sealed.
-    pub seal: Option<Seal>,
+    pub seal: Option<Arc<Seal>>,
     /// Whether its journal holds only the shortest list of edits.
     pub compact: bool,
     /// Whether the content in its pool has checksums.
@@ -45,6 +48,7 @@ impl LayerInfo {
         sidecars: Sidecars,
     ) -> LayerInfo {
         let Sidecars { summed, mapped, index, archived } = sidecars;
+        let (header, seal) = (Arc::new(header), seal.map(Arc::new));
         LayerInfo { header, seal, compact, summed, mapped, bytes, index, archived }
     }
 }

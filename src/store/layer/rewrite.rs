@@ -103,7 +103,7 @@ impl Store {
             synced: None,
             is_published: false,
         };
-        rewrite.begin(header, edits).map_err(during)?;
+        rewrite.begin(Header::clone(&header), edits).map_err(during)?;
         Ok(rewrite)
     }
 }

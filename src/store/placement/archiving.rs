@@ -344,8 +344,9 @@ impl JournalRewriter<'_> {
         let Some(LayerInfo { header, seal: Some(seal), .. }) = self.store.layer(layer) else {
             return Err(Error::damage(attempt(), "the layer is not sealed"));
         };
-        let header = Header { parent: None, kind: LayerKind::Collected, ..header };
-        let seal = Seal { name: None, automatic: true, ..seal };
+        let kind = LayerKind::Collected;
+        let header = Header { parent: None, kind, ..Header::clone(&header) };
+        let seal = Seal { name: None, automatic: true, ..Seal::clone(&seal) };
         self.rewrite(header, seal, std::iter::empty())?;
         self.indexed.push(layer);
         Ok(())

@@ -158,12 +158,12 @@ impl Common {
     /// Rewrites the seal of a checkpoint as an automatic one, so that it is a checkpoint no longer.
     pub(super) fn unmark_checkpoint(&self, info: &LayerInfo) -> Result<()> {
         let layer = info.header.layer;
-        let Some(seal) = info.seal.clone() else { return Ok(()) };
+        let Some(seal) = info.seal.as_deref() else { return Ok(()) };
         let quoted = seal.name.as_ref().map(|name| format!(" '{name}'")).unwrap_or_default();
         let (below, tree) = self.load_with_parent(info.header.parent, layer)?;
-        let seal =
-            Seal { name: None, automatic: true, message: format!("dropped{quoted}"), ..seal };
-        self.store.rewrite_layer(info.header.clone(), seal, below.edits_to(&tree))
+        let message = format!("dropped{quoted}");
+        let seal = Seal { name: None, automatic: true, message, ..seal.clone() };
+        self.store.rewrite_layer(Header::clone(&info.header), seal, below.edits_to(&tree))
     }
 
     /// Holds a checkpoint, so that it cannot be dropped; or releases it.
@@ -455,7 +455,8 @@ impl Common {
         }
         let (below, tree) = self.load_with_parent(parent, layer)?;
         let time = self.created_first(&header, parent);
-        rewriting.rewrite(Header { parent, time, kind, ..header }, seal, below.edits_to(&tree))
+        let header = Header { parent, time, kind, ..Header::clone(&header) };
+        rewriting.rewrite(header, Seal::clone(&seal), below.edits_to(&tree))
     }
 
     /// The kind of a layer that becomes the bottom of its stack. If an apply began that stack, the
@@ -573,6 +574,7 @@ impl Common {
             if let Some(LayerInfo { header, seal: Some(seal), compact: false, .. }) =
                 self.store.layer(layer)
             {
+                let (header, seal) = (Header::clone(&header), Seal::clone(&seal));
                 self.store.rewrite_layer(header, seal, std::iter::empty())?;
             }
             emptied.push(place);

@@ -11,6 +11,7 @@ use crate::store::io::lru_cache::LruCache;
 use crate::store::layer::info::Sidecars;
 use crate::store::layer::journal;
 use crate::store::layer::{JOURNAL, LayerContents, LayerInfo, POOL, Upper};
+use crate::store::named_catalog::Catalog;
 use crate::store::record::{Header, LayerKind, Seal};
 use crate::sys::clock;
 use crate::types::{Epoch, LayerId};
@@ -20,7 +21,7 @@ const OPEN_POOLS: usize = 128;
 
 /// The layers of an open store.
 pub(in crate::store) struct State {
-    pub catalog: BTreeMap<LayerId, LayerInfo>,
+    pub catalog: Catalog,
     pub contents: LruCache<LayerId, Content>,
     /// Layers whose pools remaps point to. `None` before the first use.
     pub remap_targets: Option<BTreeSet<LayerId>>,
@@ -34,7 +35,7 @@ impl State {
     /// The state of a store that was just opened.
     pub fn new(catalog: BTreeMap<LayerId, LayerInfo>, next_layer: u32) -> State {
         State {
-            catalog,
+            catalog: catalog.into(),
             contents: LruCache::new(OPEN_POOLS),
             remap_targets: None,
             uncertain_remaps: BTreeSet::new(),
@@ -62,6 +63,11 @@ impl Store {
     /// The layers for which `is_meant` says so, oldest first. It must take no lock.
     pub fn layers_where(&self, is_meant: impl Fn(&LayerInfo) -> bool) -> Vec<LayerInfo> {
         self.state.lock().catalog.values().filter(|info| is_meant(info)).cloned().collect()
+    }
+
+    /// The layers that have a name, oldest first.
+    pub fn layers_named(&self, name: &str) -> Vec<LayerInfo> {
+        self.state.lock().catalog.named(name).cloned().collect()
     }
 
     /// Shows all layers, oldest first, to `look`, which must take no lock.
@@ -161,10 +167,10 @@ impl Store {
         let bytes = upper.seal(seal.clone(), &|| self.release_reserve());
         self.keep_reserve();
         let bytes = bytes?;
-        if let Some(info) = self.state.lock().catalog.get_mut(&layer) {
+        self.state.lock().catalog.update(layer, |info| {
             info.seal = Some(Arc::new(seal));
             info.bytes = bytes;
-        }
+        });
         self.note_sealed(vec![layer]);
         Ok(())
     }

@@ -19,8 +19,7 @@ use crate::types::LayerId;
 /// The names of a head's checkpoints.
 type OfHead = BTreeMap<String, LayerId>;
 
-/// How many names are searched one by one, each in the whole catalog, before the names of the head
-/// are collected.
+/// How many names are searched one by one before the names of the head are collected.
 const SINGLE_SEARCHES: u32 = 3;
 
 /// The names of checkpoints, as one head uses them.
@@ -123,8 +122,8 @@ impl CheckpointNames<'_> {
 
     /// As in the names of a head, without collecting them.
     fn search(&self, head: &str, name: &str) -> Option<LayerId> {
-        let found =
-            self.store.layers_where(|info| name_of(info) == Some(name) && (self.sees)(info));
+        let mut found = self.store.layers_named(name);
+        found.retain(&self.sees);
         let is_made = |info: &&LayerInfo| self.store.is_of(info, head);
         if let [one] = &*found
             && is_made(&one)

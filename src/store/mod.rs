@@ -43,6 +43,7 @@ pub mod layer;
 mod ledger;
 mod lineage;
 mod lock;
+mod named_catalog;
 mod op_log;
 mod open;
 pub mod placement;

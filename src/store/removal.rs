@@ -64,7 +64,7 @@ impl Store {
             }
         }
         let mut state = self.state.lock();
-        state.catalog.remove(&layer);
+        state.catalog.remove(layer);
         state.contents.remove(&layer);
         Ok(())
     }
@@ -81,7 +81,7 @@ impl Store {
             dir.sync()?;
         }
         if let Err(error) = self.remove_layer(layer) {
-            self.state.lock().catalog.remove(&layer);
+            self.state.lock().catalog.remove(layer);
             log::warn!("{error}; gc removes it");
         }
         Ok(())

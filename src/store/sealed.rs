@@ -75,9 +75,7 @@ impl Store {
         let header = Header { parent: None, ..Header::clone(&header) };
         self.publish_records(INDEX, &header, &seal, edits).map_err(|e| e.during(attempt()))?;
         let index = self.layers.dir_of(layer)?.size(INDEX)?;
-        if let Some(info) = self.state.lock().catalog.get_mut(&layer) {
-            info.index = index;
-        }
+        self.state.lock().catalog.update(layer, |info| info.index = index);
         Ok(())
     }
 
@@ -143,9 +141,7 @@ impl Store {
             return Ok(());
         };
         self.layers.dir_of(layer)?.remove(INDEX)?;
-        if let Some(info) = self.state.lock().catalog.get_mut(&layer) {
-            info.index = None;
-        }
+        self.state.lock().catalog.update(layer, |info| info.index = None);
         // A layer in the archive has nothing else in its directory.
         if info.archived.is_some() { self.layers.clear(layer) } else { Ok(()) }
     }

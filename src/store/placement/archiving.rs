@@ -224,7 +224,7 @@ impl Store {
                 state.contents.remove(&layer);
                 match info {
                     Some(info) => drop(state.catalog.insert(layer, info)),
-                    None => drop(state.catalog.remove(&layer)),
+                    None => drop(state.catalog.remove(layer)),
                 }
             }
         }

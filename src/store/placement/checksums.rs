@@ -67,9 +67,7 @@ impl Store {
         disk::rename(&dir, &temp, SUMS).attempt(attempt)?;
         let mut state = self.state.lock();
         state.contents.remove(&layer);
-        if let Some(info) = state.catalog.get_mut(&layer) {
-            info.summed = true;
-        }
+        state.catalog.update(layer, |info| info.summed = true);
         Ok(())
     }
 }

@@ -82,9 +82,7 @@ impl Store {
         let mut state = self.state.lock();
         state.uncertain_remaps.remove(&layer);
         state.contents.remove(&layer);
-        if let Some(info) = state.catalog.get_mut(&layer) {
-            info.mapped = !is_empty;
-        }
+        state.catalog.update(layer, |info| info.mapped = !is_empty);
         Ok(())
     }
 

@@ -30,8 +30,11 @@ pub fn describe(dir: &Path) -> String {
     )
 }
 
+/// The value of `/dev/cpu_dma_latency` if no program has set a limit, in microseconds.
+const NO_LIMIT: i32 = 2_000_000_000;
+
 /// How an idle processor waits: the cpuidle driver, and for how many nanoseconds the guest and the
-/// host poll before it halts, and the longest time to wake up that another program asks for. It
+/// host poll before it halts, and the longest wake-up latency that other programs permit. It
 /// decides what a message between two processes costs.
 fn polling() -> String {
     let read = |path: &str| {
@@ -45,7 +48,11 @@ fn polling() -> String {
         read("/sys/devices/system/cpu/cpuidle/current_driver"),
         read("/sys/module/haltpoll/parameters/guest_halt_poll_ns"),
         read("/sys/module/kvm/parameters/halt_poll_ns"),
-        latency.map_or_else(|| "unknown".to_owned(), |us| format!("{us} us")),
+        match latency {
+            None => "unknown".to_owned(),
+            Some(NO_LIMIT..) => "without a limit".to_owned(),
+            Some(us) => format!("{us} us"),
+        },
     )
 }
 

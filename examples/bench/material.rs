@@ -19,7 +19,7 @@ const WORDS: &[&str] = &[
 /// Files in a directory of a tree, and directories in the one above.
 const FILES: u64 = 20;
 const DIRS: u64 = 20;
-/// The branch of the repository that is not checked out, and which part of the files differs.
+/// The branch of the repository that is not checked out, and one file in how many differs there.
 pub const OTHER_BRANCH: &str = "other";
 pub const CHANGED_ONE_OF: u64 = 6;
 

@@ -56,13 +56,12 @@ pub fn run_to(command: &mut Command, fine: &[i32]) -> Res<Duration> {
 /// Runs programs side by side, which must all succeed.
 pub fn run_all(commands: &mut [Command]) -> Res<()> {
     let started: Vec<_> = commands.iter_mut().map(Command::spawn).collect();
-    for child in started {
-        let status = child?.wait()?;
-        if !status.success() {
-            return Err(format!("a program ended with {status}").into());
-        }
-    }
-    Ok(())
+    let ended: Vec<_> =
+        started.into_iter().map(|child| child.and_then(|mut child| child.wait())).collect();
+    ended.into_iter().try_for_each(|status| match status? {
+        status if status.success() => Ok(()),
+        status => Err(format!("a program ended with {status}").into()),
+    })
 }
 
 /// Runs a program that must succeed.

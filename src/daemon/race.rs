@@ -279,8 +279,9 @@ impl Drop for ServedRace {
     }
 }
 
-/// The options of an attempt of a head that is mounted with the options `mounted`: the collection
-/// is that of the mount.
+/// The options of an attempt of a head that is mounted with the options `mounted`. Limits, the
+/// snapshot directory, `wake` and the generic mount options are those of the attempt; all others,
+/// such as the collection and `threads`, those of the mount.
 fn of_attempt(choice: Choice, mounted: &Choice) -> Choice {
     Choice {
         max_bytes: choice.max_bytes.or(mounted.max_bytes),
@@ -288,6 +289,10 @@ fn of_attempt(choice: Choice, mounted: &Choice) -> Choice {
         snapdir: choice.snapdir,
         snapname: choice.snapname,
         writeback: choice.writeback || mounted.writeback,
+        // A spinning thread for each attempt would take the CPUs from the attempts.
+        wake: choice.wake,
+        // Attempts are thrown away: what they change need not be durable at once.
+        vfs: choice.vfs,
         read_only: false,
         ..mounted.clone()
     }

@@ -21,7 +21,8 @@ const WRITE_KILL_SUIDGID: u32 = 1 << 2;
 
 /// The most that one COPY_FILE_RANGE copies: its reply has 32 bits. The program asks for the rest.
 const MAX_COPY: u64 = 1 << 30;
-/// The most that the serving thread copies, as much as one READ of the kernel's read-ahead.
+/// The longest copy, in bytes, that the serving thread does itself: as long as a READ of the
+/// kernel's read-ahead.
 const SMALL_COPY: u64 = 128 << 10;
 
 /// Parses the arguments of LSEEK. The kernel handles SEEK_SET, SEEK_CUR and SEEK_END by itself.
@@ -159,8 +160,8 @@ impl Server {
         }
     }
 
-    /// COPY_FILE_RANGE: a small one here, as a WRITE would be, because a worker must first be woken
-    /// up; a large one in a worker.
+    /// COPY_FILE_RANGE. This thread makes a small copy itself, as it serves a WRITE, because a
+    /// worker must first be woken up. A worker makes a large one.
     pub(super) fn serve_copy_file_range(
         &self,
         request: &Request,

@@ -214,8 +214,8 @@ pub fn hand_out(device: OwnedFd, mount_point: &Path, all_users: bool) -> Result<
 }
 
 /// Serves a mount that another process made in its own mount namespace, where it is at
-/// `mount_point`. Of the options only those of the server count: those that the kernel keeps for
-/// the mount were given when it was made.
+/// `mount_point`. Uses only `head`, `writeback`, `wake`, `threads`, and `sync` and `dirsync` of the
+/// options: the other process passed the flags of the mount to the kernel when it made the mount.
 ///
 /// # Errors
 /// [`Kind::CannotMount`].

@@ -38,7 +38,8 @@ struct State {
 /// The next step of a thread without a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Next {
-    /// It is the reader. If there is no watcher, it wakes up a spare thread, which becomes it.
+    /// It is the reader. If there is no watcher, it wakes up a spare thread, which becomes the
+    /// watcher.
     Read {
         wakes_spare: bool,
     },
@@ -208,8 +209,9 @@ mod tests {
             Asks,
             Reads,
             Serves,
-            /// Waits as the watcher; was woken up, by the timer or not.
+            /// Waits as the watcher.
             Watches,
+            /// Was woken up as the watcher, by the timer or not.
             WokenWatcher {
                 timed_out: bool,
             },
@@ -229,7 +231,7 @@ mod tests {
         enum Step {
             /// A thread that can run runs.
             Runs,
-            /// A time is over.
+            /// A timer expires.
             Timer,
             /// A request comes, is done, or ends the session; a thread wakes up for no reason.
             Chance,
@@ -320,9 +322,11 @@ mod tests {
                             steps.push((Step::Chance, self.end(thread)));
                         }
                         At::Watches => {
-                            let timed_out = !self.turns.is_calm;
-                            let woken = self.with(thread, At::WokenWatcher { timed_out });
-                            steps.push((if timed_out { Step::Timer } else { Step::Chance }, woken));
+                            let woken = |timed_out| At::WokenWatcher { timed_out };
+                            if !self.turns.is_calm {
+                                steps.push((Step::Timer, self.with(thread, woken(true))));
+                            }
+                            steps.push((Step::Chance, self.with(thread, woken(false))));
                         }
                         At::WokenWatcher { timed_out } => {
                             let goes_on = after.turns.watch_on(timed_out);

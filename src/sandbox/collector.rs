@@ -6,8 +6,9 @@
 //!
 //! The thread wakes after each operation and whenever the store has grown by a certain amount. The
 //! policy in [`crate::timeline`] decides whether a collection pays. If it does, the thread waits
-//! until the mount is idle, except when space is short. The decision looks at all checkpoints, so
-//! the thread then rests, the longer the more there are.
+//! until the mount is idle, except when space is short. The decision looks at all checkpoints. So
+//! after a decision not to collect, the thread rests, for several times as long as the decision
+//! took.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -30,8 +31,8 @@ const IDLE_LIMIT: Duration = Duration::from_secs(5);
 const FORGET_DELAY: Duration = Duration::from_millis(100);
 /// How long an operation that met a full disk waits for a collection.
 const ASK_LIMIT: Duration = Duration::from_secs(2);
-/// After a round the thread rests this many times as long as the round took, but not longer than
-/// this.
+/// (factor, limit): after a decision not to collect, the thread rests for the factor times as long
+/// as the decision took, but at most for the limit.
 const REST: (u32, Duration) = (10, Duration::from_secs(1));
 /// The thread wakes when the store has grown by this many bytes. Less with a small limit.
 const GROWTH: u64 = 16 << 20;
@@ -207,31 +208,31 @@ impl Thread {
                 self.handle.answer(ticket, Some(0));
                 continue;
             };
-            let begin = Instant::now();
-            let collected = self.round(&policy, &terms.spared(), is_full);
-            let (times, most) = REST;
-            let rest = (begin.elapsed() * times).min(most);
+            let (begin, spared) = (Instant::now(), terms.spared());
+            let due = self.common.is_due(&policy, &spared, is_full);
+            if due == Due::Not {
+                self.handle.answer(ticket, Some(0));
+                let (factor, limit) = REST;
+                self.handle.pause((begin.elapsed() * factor).min(limit));
+                continue;
+            }
+            let collected = self.collect(&policy, &spared, (due, is_full));
             // Answer before the notifications below: the asking thread may be the one that serves
             // the kernel, and those wait for the kernel.
             self.handle.answer(ticket, collected.as_ref().map(|collected| collected.bytes));
             if let Some(collected) = collected {
                 self.report(&collected);
             }
-            self.handle.pause(rest);
         }
     }
 
-    /// Collects garbage if it is due. Returns `None` if that is not possible now.
-    fn round(
+    /// Collects garbage. Returns `None` if that is not possible now.
+    fn collect(
         &self,
         policy: &Policy,
         pinned: &BTreeSet<LayerId>,
-        is_full: bool,
+        (due, is_full): (Due, bool),
     ) -> Option<Collected> {
-        let due = self.common.is_due(policy, pinned, is_full);
-        if due == Due::Not {
-            return Some(Collected::default());
-        }
         if !is_full {
             for whole in [true, false] {
                 self.common.ask_kernel_for_states(policy, pinned, whole);

@@ -16,7 +16,7 @@ impl Sandbox {
     pub(super) fn checkpoints(&self) -> Vec<Checkpoint> {
         let parent = self.timeline.parent();
         let sealed = self.timeline.sealed();
-        let sees = self.fs().sight();
+        let sees = self.fs().visibility();
         let seen = sealed.iter().rev().filter(|info| sees(info));
         seen.filter_map(|info| checkpoint_of(info, parent)).collect()
     }
@@ -118,7 +118,7 @@ impl Sandbox {
     /// The names of checkpoints, as this head uses them.
     pub(super) fn names(&self) -> CheckpointNames<'_> {
         let store = self.timeline.store();
-        store.checkpoint_names(self.head_name(), self.fs().sight())
+        store.checkpoint_names(self.head_name(), self.fs().visibility())
     }
 
     /// The layer that `rev` means. An error lists the checkpoints if there are several.

@@ -60,7 +60,8 @@ impl Store {
         self.state.lock().catalog.len() as u64
     }
 
-    /// The layers for which `is_meant` says so, oldest first. It must take no lock.
+    /// The layers that `is_meant` accepts, oldest first. `is_meant` runs under the lock of the
+    /// catalog and must take no lock.
     pub fn layers_where(&self, is_meant: impl Fn(&LayerInfo) -> bool) -> Vec<LayerInfo> {
         self.state.lock().catalog.values().filter(|info| is_meant(info)).cloned().collect()
     }
@@ -70,7 +71,8 @@ impl Store {
         self.state.lock().catalog.named(name).cloned().collect()
     }
 
-    /// Shows all layers, oldest first, to `look`, which must take no lock.
+    /// Calls `look` with each layer, oldest first. `look` runs under the lock of the catalog and
+    /// must take no lock.
     pub fn for_each_layer(&self, look: impl FnMut(&LayerInfo)) {
         self.state.lock().catalog.values().for_each(look);
     }

@@ -22,7 +22,8 @@ type OfHead = BTreeMap<String, LayerId>;
 /// How many names are searched one by one before the names of the head are collected.
 const SINGLE_SEARCHES: u32 = 3;
 
-/// The names of checkpoints, as one head uses them.
+/// The names of checkpoints, as one head uses them. The first questions are answered by the catalog
+/// as it is then, the others by a copy.
 pub struct CheckpointNames<'a> {
     store: &'a Store,
     head: String,
@@ -30,7 +31,7 @@ pub struct CheckpointNames<'a> {
     searches: Cell<u32>,
     /// All checkpoints with a name, oldest first.
     named: OnceCell<Vec<LayerInfo>>,
-    /// The names of the heads that were asked for often.
+    /// The heads whose names were collected.
     collected: RefCell<BTreeMap<String, Rc<OfHead>>>,
 }
 
@@ -59,8 +60,8 @@ impl Named {
 }
 
 impl Store {
-    /// The names of the checkpoints for which `sees` says so, as a head uses them. `sees` must take
-    /// no lock.
+    /// The names of the checkpoints that `sees` accepts, as a head uses them. `sees` must take no
+    /// lock.
     pub fn checkpoint_names<'a>(
         &'a self,
         head: &str,
@@ -120,20 +121,22 @@ impl CheckpointNames<'_> {
         collected.get(head)?.get(name).copied()
     }
 
-    /// As in the names of a head, without collecting them.
+    /// Finds the same checkpoint as [`Store::names_of`], without collecting all names.
     fn search(&self, head: &str, name: &str) -> Option<LayerId> {
         let mut found = self.store.layers_named(name);
         found.retain(&self.sees);
-        let is_made = |info: &&LayerInfo| self.store.is_of(info, head);
+        let is_made_by_head = |info: &&LayerInfo| self.store.is_of(info, head);
         if let [one] = &*found
-            && is_made(&one)
+            && is_made_by_head(&one)
         {
             return Some(one.header.layer);
         }
         let lineage = if found.is_empty() { Vec::new() } else { self.store.lineage_of(head) };
-        let is_found = |info: &&LayerInfo| found.iter().any(|one| one.header == info.header);
+        let is_found = |info: &&LayerInfo| {
+            found.binary_search_by_key(&info.header.layer, |one| one.header.layer).is_ok()
+        };
         let meant = lineage.iter().find(is_found);
-        meant.or_else(|| found.iter().rev().find(is_made)).map(|info| info.header.layer)
+        meant.or_else(|| found.iter().rev().find(is_made_by_head)).map(|info| info.header.layer)
     }
 
     fn named(&self) -> &[LayerInfo] {

@@ -69,7 +69,7 @@ fn clone(run: &mut Run) -> Res<()> {
 }
 
 fn checkout(run: &mut Run) -> Res<()> {
-    let (tree, files) = (run.root().join("tree"), run.size.files / CHANGED_ONE_OF);
+    let (tree, files) = (run.root().join("tree"), run.size.files.div_ceil(CHANGED_ONE_OF));
     // Else git would compare the content of each file of a copied tree.
     programs::run(&mut program("git", &["update-index", "-q", "--refresh"], &tree))?;
     run.command("checkout", files, &mut program("git", &["checkout", "-q", OTHER_BRANCH], &tree))

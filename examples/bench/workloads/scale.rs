@@ -1,6 +1,6 @@
 //! Programs side by side: each does the same work in a directory of its own. The step is their
-//! number, and the time is that of all of them. Its ratio to the step `1` says how many times as
-//! long so many times the work takes.
+//! number, and the time is that of all of them. The ratio of step N to step `1` says how much
+//! longer N programs take than one; N means that they gain nothing from more CPUs.
 
 use std::fs::OpenOptions;
 use std::os::unix::fs::FileExt;

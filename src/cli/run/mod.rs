@@ -103,7 +103,8 @@ pub(super) struct Run {
     #[arg(long, value_name = "NAME", default_value = ".jailfs",
         value_parser = options::snapname_text)]
     snapname: String,
-    /// The kernel collects writes: many small writes cost less, reading many files costs more
+    /// The kernel collects writes, as with 'mount -o writeback': many small writes cost less,
+    /// reading many files costs more
     #[arg(long)]
     writeback: bool,
     #[command(flatten)]

@@ -353,11 +353,11 @@ impl Fs {
         if id.is_in_snapdir() {
             return self.snapdir_data(id, range);
         }
-        let (target, lower, size) = {
+        let (target, lower, size, _guard) = {
             let (mut core, asked) = self.core_for_node(id);
             let target = core.content_target(id, &asked)?;
             let size = core.attr_of(id, &target)?.size;
-            (target, Arc::clone(&core.lower), size)
+            (target, Arc::clone(&core.lower), size, core.lower.reading())
         };
         let plan: Plan<'_> = match target {
             // As in `read`.

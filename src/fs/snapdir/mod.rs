@@ -169,11 +169,12 @@ impl Fs {
 
     /// Whether a sealed state is seen through this head.
     pub fn sees(&self, info: &LayerInfo) -> bool {
-        (self.sight())(info)
+        (self.visibility())(info)
     }
 
-    /// As [`Fs::sees`] is now, but without a lock.
-    pub fn sight(&self) -> impl Fn(&LayerInfo) -> bool + use<> {
+    /// Returns a predicate that answers as [`Fs::sees`] does now. It takes no lock, so the store
+    /// may call it under the lock of the catalog.
+    pub fn visibility(&self) -> impl Fn(&LayerInfo) -> bool + use<> {
         let fence = self.fence();
         move |info| {
             fence.as_ref().is_none_or(|fence| {
@@ -394,7 +395,7 @@ impl Fs {
     fn checkpoint_names(&self) -> CheckpointNames<'_> {
         let upper = self.store.layer(self.upper_layer());
         let head = upper.map(|info| info.header.head.clone()).unwrap_or_default();
-        let sees = self.sight();
+        let sees = self.visibility();
         self.store.checkpoint_names(&head, move |info| is_state(info) && sees(info))
     }
 

@@ -127,8 +127,9 @@ impl Fs {
                 (mode, others.heads.len(), others.changed)
             }
             _ => {
+                // An upper bound: a label that is too long for a name is not listed.
                 let (mut all, mut last) = (0, Timestamp::default());
-                let sees = self.sight();
+                let sees = self.visibility();
                 self.store.for_each_layer(|info| {
                     if let Some(seal) = listed_seal(info).filter(|_| sees(info)) {
                         (all, last) = (all + 1, last.max(seal.time));
@@ -151,7 +152,7 @@ impl Fs {
     fn listed_checkpoints(&self) -> Vec<(Name, LayerId, Timestamp)> {
         let mut all: Vec<(Name, LayerId, Timestamp)> = Vec::new();
         let names = self.checkpoint_names();
-        let sees = self.sight();
+        let sees = self.visibility();
         for info in &self.store.layers_where(sees) {
             let Some(seal) = listed_seal(info) else { continue };
             if let Ok(name) = Name::new(names.label(info).as_bytes()) {

@@ -18,10 +18,10 @@ use crate::types::{ByteRange, Ino, LayerId};
 
 /// Pools are punched and checksummed in blocks of this many bytes.
 pub const BLOCK: u64 = 4096;
-/// The most bytes that one pwrite(2) writes. From Linux 6.16 on, ext4 takes what one call writes
-/// into one folio of its page cache if it can, and a later write of a block visits each block of
-/// that folio. Pieces of 128 KiB are written as fast as one of 1 MiB, but a block of them is
-/// overwritten three times as fast.
+/// The most bytes that one pwrite(2) writes. Linux 6.18 takes what one call writes to ext4 into one
+/// folio of its page cache if it can, and a later write of a block visits each block of that folio.
+/// Writing 1 MiB in pieces of 128 KiB is as fast as in one call, and overwriting single blocks
+/// later takes less than half as long.
 const PIECE: usize = 128 << 10;
 const SMALLEST_WINDOW: u64 = 64 << 10;
 const LARGEST_WINDOW: u64 = 4 << 20;

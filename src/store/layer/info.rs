@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use crate::store::record::{Header, Seal};
 
-/// The catalog entry of a layer: what its files say, kept in memory. It is cheap to clone, because
-/// each request about checkpoints reads the whole catalog.
+/// The catalog entry of a layer: what its files say, kept in memory. A clone shares the header and
+/// the seal, because lists of checkpoints clone many entries.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LayerInfo {
     /// The first record of its journal.

@@ -21,7 +21,7 @@ use super::heads::{Heads, Held};
 use super::plan::{Choice, path_bytes};
 use crate::control::{Answer, Listener, RaceOrder};
 use crate::error::{Error, Kind, Result};
-use crate::fuse::Handed;
+use crate::fuse::{Handed, Wake};
 use crate::sandbox::{Race, Reply, Request, Rev, Sandbox};
 use crate::store::io::codec;
 use crate::types::LayerId;
@@ -279,9 +279,9 @@ impl Drop for ServedRace {
     }
 }
 
-/// The options of an attempt of a head that is mounted with the options `mounted`. Limits, the
-/// snapshot directory, `wake` and the generic mount options are those of the attempt; all others,
-/// such as the collection and `threads`, those of the mount.
+/// The options of an attempt of a head that is mounted with the options `mounted`: its own limits
+/// and snapshot directory. The others, such as the collection and `threads`, are those of the
+/// mount.
 fn of_attempt(choice: Choice, mounted: &Choice) -> Choice {
     Choice {
         max_bytes: choice.max_bytes.or(mounted.max_bytes),
@@ -290,8 +290,8 @@ fn of_attempt(choice: Choice, mounted: &Choice) -> Choice {
         snapname: choice.snapname,
         writeback: choice.writeback || mounted.writeback,
         // A spinning thread for each attempt would take the CPUs from the attempts.
-        wake: choice.wake,
-        // Attempts are thrown away: what they change need not be durable at once.
+        wake: if mounted.wake == Wake::Spin { choice.wake } else { mounted.wake },
+        // The kernel mounted the attempt without `sync` and `dirsync`.
         vfs: choice.vfs,
         read_only: false,
         ..mounted.clone()

@@ -353,7 +353,7 @@ impl Fs {
         if id.is_in_snapdir() {
             return self.snapdir_data(id, range);
         }
-        let (target, lower, size, _guard) = {
+        let (target, lower, size, guard) = {
             let (mut core, asked) = self.core_for_node(id);
             let target = core.content_target(id, &asked)?;
             let size = core.attr_of(id, &target)?.size;
@@ -372,6 +372,7 @@ impl Fs {
             }),
         };
         let found = first_data(plan, Arc::clone(&lower), range, size);
+        drop(guard);
         if found.is_err() && !self.reads_through(&lower) {
             return self.next_data(id, range);
         }

@@ -3,12 +3,13 @@
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a failure is what a test is for")]
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs as host;
 use std::sync::Arc;
 
 use jailfs::error::{Error, Kind};
 use jailfs::internals::fs::Caller;
+use jailfs::internals::store::checkpoint_names::name_of;
 use jailfs::internals::sys::failpoint;
 use jailfs::sandbox::{Detail, Fork, Node, Operation, Reply, Request, Rev, Sandbox, StoreOptions};
 use jailfs::types::{FileKind, Name, NodeId, TreePath};
@@ -614,6 +615,22 @@ fn a_in(sandbox: &Sandbox, rev: &str) -> Result<String, Error> {
     }
 }
 
+/// Asserts that a name means the same checkpoint whether it is searched alone, or after so many
+/// others that all names of the head were collected.
+fn names_mean_the_same_among_many(sandbox: &Sandbox) {
+    let store = sandbox.fs().store();
+    let catalog = store.catalog();
+    let names: BTreeSet<&str> = catalog.iter().filter_map(name_of).chain(["missing"]).collect();
+    for head in ["main", "one", "two", "try", "later", "none"] {
+        let many = store.checkpoint_names(head, |_| true);
+        (0..10).for_each(|_| assert_eq!(many.own("missing"), None));
+        for name in &names {
+            let alone = store.checkpoint_names(head, |_| true).own(name);
+            assert_eq!(alone, many.own(name), "{head}: {name}");
+        }
+    }
+}
+
 #[test]
 fn checkpoints_of_several_heads_can_have_one_name() {
     let place = Place::new();
@@ -653,6 +670,7 @@ fn checkpoints_of_several_heads_can_have_one_name() {
         assert_eq!(a_in(head, "two@early").unwrap(), "early\n", "it comes from that state");
         assert_eq!(a_in(head, "main@green").unwrap_err().kind, Kind::NoStore);
     }
+    names_mean_the_same_among_many(&main);
     // A restore to another state does not take a checkpoint from the head that made it.
     restore(&one, "base");
     assert_eq!(a_in(&one, "green").unwrap(), "one\n");
@@ -672,6 +690,7 @@ fn checkpoints_of_several_heads_can_have_one_name() {
     let number = log[0].id.to_string();
     restore(&main, "two@green");
     assert_eq!(a_in(&main, "green").unwrap(), "two\n");
+    names_mean_the_same_among_many(&main);
     assert_eq!(a_in(&main, "main@green").unwrap(), "two\n");
     assert_eq!(a_in(&main, &number).unwrap(), "main\n");
     restore(&main, &number);
@@ -718,4 +737,5 @@ fn the_names_of_a_dropped_head_stay_until_another_one_takes_them() {
     checkpoint(&main, "green");
     assert_eq!(a_in(&later, "green").unwrap(), "second\n");
     assert_eq!(a_in(&main, "later@green").unwrap(), "second\n");
+    names_mean_the_same_among_many(&main);
 }

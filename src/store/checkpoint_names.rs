@@ -10,7 +10,6 @@
 
 use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::BTreeMap;
-use std::rc::Rc;
 
 use crate::store::Store;
 use crate::store::layer::LayerInfo;
@@ -31,8 +30,8 @@ pub struct CheckpointNames<'a> {
     searches: Cell<u32>,
     /// All checkpoints with a name, oldest first.
     named: OnceCell<Vec<LayerInfo>>,
-    /// The heads whose names were collected.
-    collected: RefCell<BTreeMap<String, Rc<OfHead>>>,
+    /// The names of heads that were collected.
+    collected: RefCell<BTreeMap<String, OfHead>>,
 }
 
 /// The checkpoints that a text can mean.
@@ -114,11 +113,10 @@ impl CheckpointNames<'_> {
             return self.search(head, name);
         }
         let mut collected = self.collected.borrow_mut();
-        if !collected.contains_key(head) {
-            let names = Rc::new(self.store.names_of(head, self.named()));
-            collected.insert(head.to_owned(), names);
-        }
-        collected.get(head)?.get(name).copied()
+        let names = collected
+            .entry(head.to_owned())
+            .or_insert_with(|| self.store.names_of(head, self.named()));
+        names.get(name).copied()
     }
 
     /// Finds the same checkpoint as [`Store::names_of`], without collecting all names.

@@ -360,7 +360,7 @@ impl Fs {
             (target, Arc::clone(&core.lower), size, core.lower.reading())
         };
         let plan: Plan<'_> = match target {
-            // As in `read`.
+            // A lower never changes, so no lock is needed.
             Target::Base(_, path, node) => {
                 let lower = Arc::clone(&lower);
                 Box::new(move |range| lower.plan(&path, &node, range))

@@ -141,8 +141,9 @@ impl Operation {
             .collect();
         let context = format!("{rules} ({}): {:?}", failed.join(", "), outcome.error);
         // Changes that were not synced may be lost if a sync failed.
-        let is_sync =
-            |step: &Failpoint| matches!(step, Failpoint::StoreSync | Failpoint::StoreSyncDir);
+        let is_sync = |step: &Failpoint| {
+            matches!(step, Failpoint::StoreSync | Failpoint::StoreSyncDir | Failpoint::StoreCheck)
+        };
         let mut all_failed = outcome.calls.iter().filter(|(_, failed)| *failed);
         let first_is_sync =
             all_failed.next().is_some_and(|(step, _)| *step == Failpoint::StoreSync);

@@ -5,6 +5,7 @@
 mod common;
 
 use std::ffi::OsStr;
+use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::Path;
 use std::sync::Mutex;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -14,23 +15,55 @@ use common::Bench;
 use fuser::{
     BackgroundSession, Config, Errno, FileAttr, FileHandle, FileType, Filesystem, Generation,
     INodeNo, InitFlags, KernelConfig, LockOwner, OpenFlags, ReplyAttr, ReplyData, ReplyDirectory,
-    ReplyEntry, Request,
+    ReplyEntry, ReplyXattr, Request,
 };
 
 const ROOT: INodeNo = INodeNo(1);
 const SLOW: INodeNo = INodeNo(2);
 const FAST: INodeNo = INodeNo(3);
 const DIR: INodeNo = INodeNo(4);
+const LINK: INodeNo = INodeNo(5);
 /// The base remembers nothing for longer than this.
 const LIFETIME: Duration = Duration::ZERO;
 const CONTENT: &[u8] = b"content";
 
-/// A filesystem with `fast` and `dir/slow`. The first lookup of the latter is answered when the
-/// test says so.
-struct Slow(Mutex<Option<Sender<ReplyEntry>>>);
+/// A request to the base, which one test answers late.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Late {
+    Lookup(INodeNo),
+    Read(INodeNo),
+    Readdir(INodeNo),
+    Readlink(INodeNo),
+    Listxattr(INodeNo),
+}
+
+/// Sends a reply.
+type Answer = Box<dyn FnOnce() + Send>;
+
+/// A filesystem with `fast`, `dir/slow` and `dir/link`. It answers the first request of one kind
+/// when the test says so.
+struct Slow {
+    late: Late,
+    waiting: Mutex<Option<Sender<Answer>>>,
+}
+
+impl Slow {
+    fn answer(&self, request: Late, answer: impl FnOnce() + Send + 'static) {
+        let waiting = if request == self.late { self.waiting.lock().unwrap().take() } else { None };
+        match waiting {
+            Some(waiting) => waiting.send(Box::new(answer)).unwrap(),
+            None => answer(),
+        }
+    }
+}
 
 fn attr(ino: INodeNo) -> FileAttr {
     let is_dir = ino == ROOT || ino == DIR;
+    let kind = match ino {
+        ROOT | DIR => FileType::Directory,
+        LINK => FileType::Symlink,
+        _ => FileType::RegularFile,
+    };
     FileAttr {
         ino,
         size: CONTENT.len() as u64,
@@ -39,7 +72,7 @@ fn attr(ino: INodeNo) -> FileAttr {
         mtime: UNIX_EPOCH,
         ctime: UNIX_EPOCH,
         crtime: UNIX_EPOCH,
-        kind: if is_dir { FileType::Directory } else { FileType::RegularFile },
+        kind,
         perm: if is_dir { 0o755 } else { 0o644 },
         nlink: 1,
         uid: 0,
@@ -57,25 +90,34 @@ impl Filesystem for Slow {
     }
 
     fn lookup(&self, _request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        match name.to_str() {
-            Some("dir") if parent == ROOT => reply.entry(&LIFETIME, &attr(DIR), Generation(0)),
-            Some("slow") if parent == DIR => match self.0.lock().unwrap().take() {
-                Some(waiting) => waiting.send(reply).unwrap(),
-                None => reply.entry(&LIFETIME, &attr(SLOW), Generation(0)),
-            },
-            Some("fast") if parent == ROOT => reply.entry(&LIFETIME, &attr(FAST), Generation(0)),
-            _ => reply.error(Errno::ENOENT),
-        }
+        let found = match name.to_str() {
+            Some("dir") if parent == ROOT => DIR,
+            Some("fast") if parent == ROOT => FAST,
+            Some("slow") if parent == DIR => SLOW,
+            Some("link") if parent == DIR => LINK,
+            _ => return reply.error(Errno::ENOENT),
+        };
+        self.answer(Late::Lookup(found), move || {
+            reply.entry(&LIFETIME, &attr(found), Generation(0));
+        });
     }
 
     fn getattr(&self, _request: &Request, ino: INodeNo, _fh: Option<FileHandle>, reply: ReplyAttr) {
         reply.attr(&LIFETIME, &attr(ino));
     }
 
+    fn readlink(&self, _request: &Request, ino: INodeNo, reply: ReplyData) {
+        self.answer(Late::Readlink(ino), move || reply.data(b"../fast"));
+    }
+
+    fn listxattr(&self, _request: &Request, ino: INodeNo, _size: u32, reply: ReplyXattr) {
+        self.answer(Late::Listxattr(ino), move || reply.size(0));
+    }
+
     fn read(
         &self,
         _request: &Request,
-        _ino: INodeNo,
+        ino: INodeNo,
         _fh: FileHandle,
         offset: u64,
         _size: u32,
@@ -83,7 +125,9 @@ impl Filesystem for Slow {
         _lock_owner: Option<LockOwner>,
         reply: ReplyData,
     ) {
-        reply.data(CONTENT.get(usize::try_from(offset).unwrap()..).unwrap_or_default());
+        self.answer(Late::Read(ino), move || {
+            reply.data(CONTENT.get(usize::try_from(offset).unwrap()..).unwrap_or_default());
+        });
     }
 
     fn readdir(
@@ -94,23 +138,25 @@ impl Filesystem for Slow {
         offset: u64,
         mut reply: ReplyDirectory,
     ) {
-        let all = match ino {
-            ROOT => vec![(DIR, "dir"), (FAST, "fast")],
-            _ => vec![(SLOW, "slow")],
-        };
-        for (cookie, (ino, name)) in (1..).zip(all) {
-            if cookie > offset && reply.add(ino, cookie, attr(ino).kind, name) {
-                break;
+        self.answer(Late::Readdir(ino), move || {
+            let all = match ino {
+                ROOT => [(DIR, "dir"), (FAST, "fast")],
+                _ => [(SLOW, "slow"), (LINK, "link")],
+            };
+            for (cookie, (ino, name)) in (1..).zip(all) {
+                if cookie > offset && reply.add(ino, cookie, attr(ino).kind, name) {
+                    break;
+                }
             }
-        }
-        reply.ok();
+            reply.ok();
+        });
     }
 }
 
-/// A slow base, a mount over it, and the lookup that waits.
-fn over_slow_base() -> (BackgroundSession, Bench, Receiver<ReplyEntry>) {
+/// A slow base, a mount over it, and the reply that waits.
+fn over_slow_base(late: Late) -> (BackgroundSession, Bench, Receiver<Answer>) {
     let (sender, waiting) = channel();
-    let slow = Slow(Mutex::new(Some(sender)));
+    let slow = Slow { late, waiting: Mutex::new(Some(sender)) };
     let mut session = None;
     let bench = Bench::over(|base: &Path| {
         common::take_away_if_hanging(base);
@@ -119,12 +165,12 @@ fn over_slow_base() -> (BackgroundSession, Bench, Receiver<ReplyEntry>) {
     (session.unwrap(), bench, waiting)
 }
 
-#[test]
-fn a_lookup_that_the_base_answers_late_delays_no_other_request() {
-    let (_session, bench, waiting) = over_slow_base();
+/// Runs an operation whose request to the base is answered late, and meanwhile everything else.
+fn delays_nothing_else(late: Late, operation: impl FnOnce(&Bench) + Send) {
+    let (_session, bench, waiting) = over_slow_base(late);
     std::thread::scope(|scope| {
-        let late = scope.spawn(|| std::fs::metadata(bench.at("dir/slow")).unwrap().len());
-        let reply = waiting.recv().unwrap();
+        let operation = scope.spawn(|| operation(&bench));
+        let answer = waiting.recv().unwrap();
         // In another directory, because the kernel locks that of a lookup against changes.
         for round in 0..50 {
             let path = bench.at(&format!("new{round}"));
@@ -135,10 +181,71 @@ fn a_lookup_that_the_base_answers_late_delays_no_other_request() {
             std::fs::rename(&path, bench.at("renamed")).unwrap();
         }
         assert_eq!(std::fs::read(bench.at("fast")).unwrap(), CONTENT);
+        assert_eq!(std::fs::read_dir(bench.at(".")).unwrap().count(), 3);
+        std::fs::write(bench.at("fast"), "changed").unwrap();
         bench.fs.sync().unwrap();
-        assert!(!late.is_finished());
-        reply.entry(&LIFETIME, &attr(SLOW), Generation(0));
-        assert_eq!(late.join().unwrap(), 7);
+        assert!(!operation.is_finished());
+        answer();
+        operation.join().unwrap();
+    });
+}
+
+#[test]
+fn a_lookup_that_the_base_answers_late_delays_no_other_request() {
+    delays_nothing_else(Late::Lookup(SLOW), |bench| {
+        assert_eq!(std::fs::metadata(bench.at("dir/slow")).unwrap().len(), 7);
         assert_eq!(std::fs::read(bench.at("dir/slow")).unwrap(), CONTENT);
+    });
+}
+
+#[test]
+fn a_listing_that_the_base_answers_late_delays_no_other_request() {
+    delays_nothing_else(Late::Readdir(DIR), |bench| {
+        assert_eq!(std::fs::read_dir(bench.at("dir")).unwrap().count(), 2);
+    });
+}
+
+#[test]
+fn a_copy_up_that_the_base_answers_late_delays_no_other_request() {
+    delays_nothing_else(Late::Listxattr(SLOW), |bench| {
+        let mode = std::fs::Permissions::from_mode(0o600);
+        std::fs::set_permissions(bench.at("dir/slow"), mode).unwrap();
+        let now = std::fs::metadata(bench.at("dir/slow")).unwrap();
+        assert_eq!(now.permissions().mode() & 0o777, 0o600);
+        assert_eq!(std::fs::read(bench.at("dir/slow")).unwrap(), CONTENT);
+    });
+}
+
+#[test]
+fn a_copy_up_of_a_directory_that_the_base_answers_late_delays_no_other_request() {
+    delays_nothing_else(Late::Listxattr(DIR), |bench| {
+        std::fs::write(bench.at("dir/new"), "new").unwrap();
+        assert_eq!(std::fs::read_dir(bench.at("dir")).unwrap().count(), 3);
+    });
+}
+
+#[test]
+fn a_block_that_the_base_answers_late_delays_no_other_request() {
+    delays_nothing_else(Late::Read(SLOW), |bench| {
+        let file = std::fs::File::options().write(true).open(bench.at("dir/slow")).unwrap();
+        file.write_all_at(b"XX", 2).unwrap();
+        assert_eq!(std::fs::read(bench.at("dir/slow")).unwrap(), b"coXXent");
+    });
+}
+
+#[test]
+fn a_symlink_that_the_base_answers_late_delays_no_other_request() {
+    delays_nothing_else(Late::Readlink(LINK), |bench| {
+        assert_eq!(std::fs::read_link(bench.at("dir/link")).unwrap(), Path::new("../fast"));
+    });
+}
+
+#[test]
+fn a_removal_that_the_base_answers_late_delays_no_other_request() {
+    delays_nothing_else(Late::Listxattr(SLOW), |bench| {
+        let held = std::fs::File::options().read(true).open(bench.at("dir/slow")).unwrap();
+        std::fs::remove_file(bench.at("dir/slow")).unwrap();
+        assert!(std::fs::metadata(bench.at("dir/slow")).is_err());
+        assert_eq!(held.metadata().unwrap().len(), 7);
     });
 }

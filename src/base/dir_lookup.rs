@@ -22,6 +22,7 @@ use crate::error::{FsError, FsResult};
 use crate::sys;
 use crate::sys::failpoint;
 use crate::sys::failpoint::Failpoint;
+use crate::sys::lock::{Rank, check_not_held};
 use crate::types::{Name, TreePath};
 
 /// A directory of the base for lookups during one request. It is opened at the first lookup.
@@ -84,6 +85,7 @@ pub(super) fn stat_in(dir: &Root, name: &Name) -> Option<FsResult<BaseStat>> {
 }
 
 fn stat_in_mount(dir: &OwnedFd, mount: &MountId, name: &Name) -> Option<FsResult<BaseStat>> {
+    check_not_held(Rank::Core);
     let found =
         match failpoint::hit(Failpoint::BaseOpen).and_then(|()| sys::file::statx_in(dir, name)) {
             Ok(found) => found?,

@@ -21,6 +21,7 @@ use nix::sys::stat::{FileStat, Mode, SFlag, fstat};
 use crate::sys::failpoint;
 use crate::sys::failpoint::Failpoint;
 use crate::sys::file::mount_id;
+use crate::sys::lock::{Rank, check_not_held};
 
 /// How often a call is repeated after EAGAIN or EINTR.
 const TRIES: usize = 128;
@@ -71,6 +72,7 @@ impl Resolver {
     /// Opens `path` with `flags`. `path` is names joined by `/`, and empty for the root itself. If
     /// the last name is a symlink, it is opened as itself, and only with `O_PATH`.
     pub(super) fn open(&self, root: &Root, path: &[u8], flags: OFlag) -> Result<OwnedFd, Errno> {
+        check_not_held(Rank::Core);
         let flags = flags | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
         if self.openat2.load(Ordering::Relaxed) {
             match open_beneath(root, path, flags) {

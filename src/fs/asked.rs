@@ -1,153 +1,184 @@
-//! Asks the base for a node or a name before the core lock is taken. So a lookup in a slow base
-//! delays only the requests that need it. A listing, a copy-up and a link that is followed ask for
-//! more, and do so under the lock.
+//! Runs operations under the core lock, and asks the base in between, without the lock.
+//!
+//! So a slow base delays only the requests that need it. An operation is served by the answers that
+//! it got so far (`fs/merged/answers.rs`). It runs again with each answer that it lacked. For nodes
+//! and names, which nearly every request needs, the base is asked before the first run.
 //!
 //! Always true: an answer counts only while the head shows the same epoch of the base. An apply in
-//! between may have written the node, and the base is asked again, under the lock.
+//! between may have written the node, and the base is asked again.
 
 use std::sync::Arc;
 
-use crate::base::{BaseStat, DirLookup};
 use crate::error::FsResult;
-use crate::fs::merged::lower::{Lower, LowerNode};
+use crate::fs::merged::answers::{Answers, Question};
+#[cfg(test)]
+use crate::fs::merged::lower::LOOKUPS;
+use crate::fs::merged::lower::Lower;
 use crate::fs::{Core, Fs};
-use crate::sys::lock::RankedGuard;
 use crate::tree::Body;
-use crate::types::{Ino, Name, NodeId, TreePath};
+use crate::types::{FileKind, Name, NodeId, TreePath};
 
-/// The answers of the base.
-#[derive(Default)]
-pub(in crate::fs) struct Asked(Option<Answers>);
-
-struct Answers {
-    lower: Arc<Lower>,
-    nodes: Vec<(TreePath, FsResult<BaseStat>)>,
-    dir: Option<DirLookup>,
-}
-
-/// A question to the base.
-enum Question {
+/// A question that the base is asked before the first run.
+enum First {
     Node(TreePath),
+    /// A file that is read next.
+    Content(TreePath),
     /// A name in a directory, and the directory itself if the flag is set.
     Name(TreePath, bool, Name),
-    /// A directory whose names are asked for next.
-    Dir(TreePath),
 }
 
-impl Asked {
-    fn of(lower: Arc<Lower>, questions: Vec<Question>) -> Asked {
-        let mut answers = Answers { lower, nodes: Vec::with_capacity(2), dir: None };
-        for question in questions {
-            answers.ask(question);
-        }
-        Asked(Some(answers))
+impl First {
+    /// How many base nodes it looks up.
+    #[cfg(test)]
+    fn lookups(&self) -> u64 {
+        if matches!(self, First::Name(_, true, _)) { 2 } else { 1 }
     }
 
-    /// As [`Lower::lookup`], by the answer if there is one for this path.
-    pub(in crate::fs) fn lookup(
-        &self,
-        lower: &Arc<Lower>,
-        path: &TreePath,
-    ) -> FsResult<Option<(Ino, LowerNode)>> {
-        let answers = self.0.iter().filter(|answers| Arc::ptr_eq(&answers.lower, lower));
-        let answer = answers.flat_map(|a| &a.nodes).find(|(asked, _)| asked == path);
-        match answer {
-            Some((_, stat)) => lower.lookup_by(path, || stat.clone()),
-            None => lower.lookup(path),
-        }
-    }
-
-    /// The directory that was asked for, open for its names.
-    pub(in crate::fs) fn into_dir(self, lower: &Arc<Lower>) -> Option<DirLookup> {
-        self.0.filter(|answers| Arc::ptr_eq(&answers.lower, lower))?.dir
-    }
-}
-
-impl Answers {
-    fn ask(&mut self, question: Question) {
-        let base = self.lower.base();
-        match question {
-            Question::Node(path) => {
+    fn ask(self, lower: &Lower, answers: &mut Answers) {
+        let base = lower.base();
+        #[cfg(test)]
+        LOOKUPS.set(LOOKUPS.get() + self.lookups());
+        match self {
+            First::Node(path) => {
                 let stat = base.stat(&path);
-                self.nodes.push((path, stat));
+                answers.add(Question::Stat(path), stat);
             }
-            Question::Name(dir, asks_dir, name) => {
+            First::Content(path) => {
+                let stat = base.stat(&path);
+                if let Ok(found) = &stat
+                    && found.kind == FileKind::File
+                {
+                    answers.add(Question::Opened(path.clone()), lower.open(&path, found));
+                }
+                answers.add(Question::Stat(path), stat);
+            }
+            First::Name(dir, asks_dir, name) => {
                 let opened = base.lookup_in(&dir);
                 let path = dir.join(&name);
                 if asks_dir {
-                    self.nodes.push((dir, opened.stat_dir()));
+                    answers.add(Question::Stat(dir), opened.stat_dir());
                 }
-                self.nodes.push((path, opened.stat(&name)));
-            }
-            Question::Dir(dir) => {
-                let opened = base.lookup_in(&dir);
-                self.nodes.push((dir, opened.stat_dir()));
-                self.dir = Some(opened);
+                answers.add(Question::Stat(path), opened.stat(&name));
             }
         }
     }
 }
 
 impl Fs {
-    /// Takes the core lock, after the base was asked for a node that only the base has.
-    pub(in crate::fs) fn core_for_node(&self, id: NodeId) -> (RankedGuard<'_, Core>, Asked) {
-        self.core_after(|core, ask| ask.extend(core.place_in_base(id).cloned().map(Question::Node)))
+    /// Runs an operation under the core lock.
+    ///
+    /// # Errors
+    /// Those of the operation.
+    pub(in crate::fs) fn with_core<T, E>(
+        &self,
+        operation: impl FnMut(&mut Core) -> Result<T, E>,
+    ) -> Result<T, E> {
+        self.run(|_, _| {}, operation)
     }
 
-    /// As [`Fs::core_for_node`], for a directory whose names are asked for next.
-    pub(in crate::fs) fn core_for_dir(&self, id: NodeId) -> (RankedGuard<'_, Core>, Asked) {
-        self.core_after(|core, ask| ask.extend(core.place_in_base(id).cloned().map(Question::Dir)))
+    /// As [`Fs::with_core`], for an operation on a node.
+    ///
+    /// # Errors
+    /// Those of the operation.
+    pub(in crate::fs) fn with_node<T>(
+        &self,
+        id: NodeId,
+        operation: impl FnMut(&mut Core) -> FsResult<T>,
+    ) -> FsResult<T> {
+        let first = |core: &Core, first: &mut Vec<First>| {
+            first.extend(core.place_in_base(id).cloned().map(First::Node));
+        };
+        self.run(first, operation)
     }
 
-    /// Takes the core lock, after the base was asked for names that the tree does not have.
-    pub(in crate::fs) fn core_for_names(
+    /// As [`Fs::with_core`], for an operation that reads the content of a node.
+    ///
+    /// # Errors
+    /// Those of the operation.
+    pub(in crate::fs) fn with_content<T>(
+        &self,
+        id: NodeId,
+        operation: impl FnMut(&mut Core) -> FsResult<T>,
+    ) -> FsResult<T> {
+        let first = |core: &Core, first: &mut Vec<First>| {
+            first.extend(core.place_in_base(id).cloned().map(First::Content));
+        };
+        self.run(first, operation)
+    }
+
+    /// As [`Fs::with_core`], for an operation on names in directories.
+    ///
+    /// # Errors
+    /// Those of the operation.
+    pub(in crate::fs) fn with_names<T>(
         &self,
         names: &[(NodeId, &Name)],
-    ) -> (RankedGuard<'_, Core>, Asked) {
-        self.core_after(|core, ask| {
-            ask.extend(names.iter().filter_map(|(dir, name)| core.question(*dir, name)));
-        })
+        operation: impl FnMut(&mut Core) -> FsResult<T>,
+    ) -> FsResult<T> {
+        let first = |core: &Core, first: &mut Vec<First>| {
+            first.extend(names.iter().filter_map(|(dir, name)| core.name_in_base(*dir, name)));
+        };
+        self.run(first, operation)
     }
 
-    /// Takes the core lock, after the base was asked for a node and for a name.
-    pub(in crate::fs) fn core_for_node_and_name(
+    /// As [`Fs::with_core`], for an operation on a node and a name.
+    ///
+    /// # Errors
+    /// Those of the operation.
+    pub(in crate::fs) fn with_node_and_name<T>(
         &self,
         id: NodeId,
         (dir, name): (NodeId, &Name),
-    ) -> (RankedGuard<'_, Core>, Asked) {
-        self.core_after(|core, ask| {
-            ask.extend(core.place_in_base(id).cloned().map(Question::Node));
-            ask.extend(core.question(dir, name));
-        })
+        operation: impl FnMut(&mut Core) -> FsResult<T>,
+    ) -> FsResult<T> {
+        let first = |core: &Core, first: &mut Vec<First>| {
+            first.extend(core.place_in_base(id).cloned().map(First::Node));
+            first.extend(core.name_in_base(dir, name));
+        };
+        self.run(first, operation)
     }
 
-    fn core_after(
+    fn run<T, E>(
         &self,
-        ask: impl FnOnce(&Core, &mut Vec<Question>),
-    ) -> (RankedGuard<'_, Core>, Asked) {
-        let core = self.core();
-        let mut questions = Vec::new();
-        ask(&core, &mut questions);
-        if questions.is_empty() {
-            return (core, Asked::default());
+        first: impl FnOnce(&Core, &mut Vec<First>),
+        mut operation: impl FnMut(&mut Core) -> Result<T, E>,
+    ) -> Result<T, E> {
+        let (mut answers, mut questions) = (Answers::default(), Vec::new());
+        let mut core = self.core();
+        first(&core, &mut questions);
+        let mut lower = None;
+        if !questions.is_empty() {
+            let asked = lower.insert(Arc::clone(&core.lower));
+            drop(core);
+            questions.into_iter().for_each(|question| question.ask(asked, &mut answers));
+            core = self.core();
         }
-        let lower = Arc::clone(&core.lower);
-        drop(core);
-        let asked = Asked::of(lower, questions);
-        (self.core(), asked)
+        loop {
+            if lower.as_ref().is_some_and(|asked| !Arc::ptr_eq(asked, &core.lower)) {
+                answers.clear();
+            }
+            let result = answers.serve(|| operation(&mut core));
+            if !answers.is_missing() {
+                return result;
+            }
+            lower = Some(Arc::clone(&core.lower));
+            drop(core);
+            answers.ask_missing();
+            core = self.core();
+        }
     }
 }
 
 impl Core {
     /// The question that a lookup of a name needs; `None` if the tree alone can tell.
-    fn question(&self, parent: NodeId, name: &Name) -> Option<Question> {
+    fn name_in_base(&self, parent: NodeId, name: &Name) -> Option<First> {
         if let Some(dir) = self.place_in_base(parent) {
-            return Some(Question::Name(dir.clone(), true, name.clone()));
+            return Some(First::Name(dir.clone(), true, name.clone()));
         }
         let held = self.held.get(parent).filter(|held| held.is_live())?;
         match &self.tree.node(held.ino)?.body {
             Body::Dir { base: Some(dir) } if self.tree.dentry(held.ino, name).is_none() => {
-                Some(Question::Name(dir.clone(), false, name.clone()))
+                Some(First::Name(dir.clone(), false, name.clone()))
             }
             _ => None,
         }

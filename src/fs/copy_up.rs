@@ -21,7 +21,7 @@ impl Core {
         node: &LowerNode,
     ) -> FsResult<Ino> {
         let edits = self.copy_up_edits(ino, path, node)?;
-        self.commit(edits)?;
+        self.commit_copy_up(edits)?;
         if let Some(id) = self.held.id_of(ino) {
             self.coherence.note_recorded(&mut self.held, id, node);
         }
@@ -43,7 +43,7 @@ impl Core {
             Found::Upper(ino, hides) => {
                 if self.tree.dentry(dir, name).is_none() {
                     let to = Some(Dentry::Child { ino: *ino, hides: hides.clone() });
-                    self.commit(vec![Edit::Dentry { dir, name: name.clone(), to }])?;
+                    self.commit_copy_up(vec![Edit::Dentry { dir, name: name.clone(), to }])?;
                 }
                 Ok((*ino, hides.clone()))
             }

@@ -9,8 +9,8 @@
 //!   tree. So a completed operation is on record.
 //! * A copy-up is committed on its own. It changes nothing that a program can see.
 //! * One lock guards the state of a head. It is never held across a reply, an invalidation of the
-//!   kernel's caches, or a sync. An operation asks the base for its node or name before it takes
-//!   the lock ([`asked`]). A read takes it only to find out where the bytes are.
+//!   kernel's caches, or a sync. No request asks the base under it ([`asked`]). A read takes it
+//!   only to find out where the bytes are.
 //!
 //! [`Core`] consists of components with their own methods and invariants; its own methods join
 //! several of them.
@@ -41,6 +41,7 @@ use crate::fs::edits::EditHistory;
 use crate::fs::kernel::coherence::Coherence;
 use crate::fs::kernel::held::HeldNodes;
 use crate::fs::links::Links;
+use crate::fs::merged::answers;
 use crate::fs::merged::lower::Lower;
 use crate::fs::space::quota::Quota;
 use crate::fs::space::reclaim::Reclaim;
@@ -70,7 +71,7 @@ pub use merged::read_plan::ReadPlan;
 pub use merged::state::{Found, State};
 pub use ops::attrs::{SetAttr, SetTime, SetXattr};
 pub use ops::privileges::{CallerRights, PrivilegeBits};
-pub use ops::readdir::DirEntry;
+pub use ops::readdir::{DirEntry, HandOut, NameSink};
 pub use ops::rename::RenameMode;
 pub use snapdir::{Archive, Fence, HeadTree, OtherHead, OtherHeads, SnapdirView, Text};
 pub use space::enospc::{MOST_TRIES, Need};
@@ -277,6 +278,14 @@ impl Core {
         if edits.is_empty() {
             return Ok(());
         }
+        self.commit_copy_up(edits)?;
+        answers::note_committed();
+        Ok(())
+    }
+
+    /// As [`Core::commit`], for a copy-up: a program cannot see it, so the operation may still run
+    /// again.
+    fn commit_copy_up(&mut self, edits: Vec<Edit>) -> FsResult<()> {
         // A record that does not fit the tree would make the layer unreadable for ever.
         self.tree.validate(&edits).map_err(|Misfit(what)| FsError::Damage(what))?;
         let record = Record::Edits(edits);
@@ -291,6 +300,7 @@ impl Core {
 
     /// Appends a record to the journal of the upper layer, and counts its bytes.
     fn append(&mut self, record: &Record) -> FsResult<()> {
+        answers::check_complete()?;
         let bytes = self.upper.append(record)?;
         self.quota.add(bytes);
         Ok(())

@@ -4,7 +4,6 @@
 use std::sync::Arc;
 
 use crate::error::{FsError, FsResult};
-use crate::fs::asked::Asked;
 use crate::fs::kernel::nodes::NodeState;
 use crate::fs::merged::lower::{Extents, Lower, LowerNode};
 use crate::fs::merged::state::{Found, extents_in};
@@ -29,7 +28,7 @@ impl Core {
     /// # Errors
     /// ENOENT for an id that the kernel does not hold; EROFS for one of the snapshot directory;
     /// those of the base, and ESTALE if the base has another node in its place.
-    pub(super) fn target(&self, id: NodeId, asked: &Asked) -> FsResult<Target> {
+    pub(super) fn target(&self, id: NodeId) -> FsResult<Target> {
         // An operation that looks for a node of the snapshot directory here is about to change it.
         if id.is_in_snapdir() {
             return Err(FsError::ReadOnly);
@@ -40,10 +39,10 @@ impl Core {
             NodeState::Live { .. } if self.tree.node(held.ino).is_some() => {
                 Ok(Target::Upper(held.ino))
             }
-            NodeState::Live { base: Some(path) } => match asked.lookup(&self.lower, path)? {
+            NodeState::Live { base: Some(path) } => match self.lower.lookup(path)? {
                 Some((ino, node)) if ino == held.ino => Ok(Target::Base(ino, path.clone(), node)),
                 _ if held.retired => Err(FsError::NotFound),
-                _ => Err(self.replaced(path)),
+                _ => Err(self.replaced(path)?),
             },
             NodeState::Live { base: None } if held.retired => Err(FsError::NotFound),
             NodeState::Live { base: None } => {
@@ -66,9 +65,8 @@ impl Core {
     pub(super) fn live_dir(
         &self,
         id: NodeId,
-        asked: &Asked,
     ) -> FsResult<(Ino, Option<TreePath>, Option<LowerNode>)> {
-        match self.target(id, asked)? {
+        match self.target(id)? {
             Target::Upper(ino) => Ok((ino, self.lower_path(ino)?, None)),
             Target::Base(ino, path, node) => match node.kind() {
                 FileKind::Dir => Ok((ino, Some(path), Some(node))),
@@ -135,7 +133,7 @@ impl Core {
     pub(super) fn hand_out(&mut self, dir: NodeId, found: Found) -> FsResult<Entry> {
         let attr = self.attr(&found).ok_or(FsError::NotFound)?;
         if let (Found::Base(ino, path, _), FileKind::Dir) = (&found, attr.kind) {
-            self.cut_off_if_moved(*ino, path);
+            self.cut_off_if_moved(*ino, path)?;
         }
         let (base, node) = match found {
             Found::Base(_, path, node) => (Some(path), Some(node)),

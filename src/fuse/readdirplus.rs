@@ -13,10 +13,10 @@
 
 use std::time::{Duration, Instant};
 
-use crate::fs::Fs;
+use crate::fs::{DirEntry, Fs, HandOut, NameSink};
 use crate::fuse::reply::Call;
 use crate::fuse::wire::{Names, Reply};
-use crate::types::FileKind;
+use crate::types::{FileKind, NodeId};
 
 /// How long one reply may look up nodes.
 const LOOKUP_LIMIT: Duration = Duration::from_millis(2);
@@ -42,10 +42,47 @@ impl Lookups {
             || clock().duration_since(begun) <= LOOKUP_LIMIT
     }
 }
+
+/// A reply that is being filled.
+struct ReplyPlus {
+    names: Names,
+    /// Whether files come with their nodes. Directories always do: a program that lists a tree
+    /// enters every directory.
+    with_files: bool,
+    lookups: Lookups,
+    /// The nodes that were handed out.
+    handed: Vec<NodeId>,
+}
+
+impl NameSink for ReplyPlus {
+    fn wants_node(&self, kind: FileKind) -> bool {
+        self.with_files || kind == FileKind::Dir
+    }
+
+    fn has_time(&mut self) -> bool {
+        let has_time = self.lookups.has_time(Instant::now);
+        self.lookups.count += 1;
+        has_time
+    }
+
+    fn take(&mut self, entry: DirEntry, hand_out: &mut HandOut<'_>) -> bool {
+        if !self.names.has_room(&entry.name) {
+            return false;
+        }
+        match if self.wants_node(entry.kind) { hand_out() } else { None } {
+            Some(node) => {
+                self.handed.push(node.id);
+                self.names.add_node(&node, entry.cookie, &entry.name);
+            }
+            None => self.names.add(entry.ino, entry.cookie, entry.kind, &entry.name),
+        }
+        true
+    }
+}
+
 impl Call<'_> {
     /// Answers READDIRPLUS with the names after the cookie `behind`, in at most `room` bytes. Files
-    /// come with their nodes if `with_files`; directories always do. Returns false if it failed
-    /// before the first name.
+    /// come with their nodes if `with_files`. Returns false if it failed before the first name.
     pub(super) fn reply_readdirplus(
         &self,
         fs: &Fs,
@@ -53,36 +90,20 @@ impl Call<'_> {
         room: u32,
         reply: Reply,
     ) -> bool {
-        let mut names = Names::new(room, true);
-        let mut handed = Vec::new();
-        let mut lookups = Lookups::default();
-        let result = fs.readdir_plus(self.node, behind, |entry, hand_out| {
-            // A program that lists a tree enters every directory, so these always come with a node.
-            let wanted = with_files || entry.kind == FileKind::Dir;
-            let is_late = wanted && !lookups.has_time(Instant::now);
-            if is_late || !names.has_room(&entry.name) {
-                return false;
-            }
-            lookups.count += usize::from(wanted);
-            match if wanted { hand_out() } else { None } {
-                Some(node) => {
-                    handed.push(node.id);
-                    names.add_node(&node, entry.cookie, &entry.name);
-                }
-                None => names.add(entry.ino, entry.cookie, entry.kind, &entry.name),
-            }
-            true
-        });
+        let names = Names::new(room, true);
+        let (lookups, handed) = (Lookups::default(), Vec::new());
+        let mut filled = ReplyPlus { names, with_files, lookups, handed };
+        let result = fs.readdir_plus(self.node, behind, &mut filled);
         match result {
-            Err(error) if names.is_empty() => {
+            Err(error) if filled.names.is_empty() => {
                 reply.error(self.refuse(&error));
                 return false;
             }
             // Send the names found so far. The error recurs when the kernel asks for the rest.
             Ok(()) | Err(_) => {}
         }
-        if !reply.names(&names) {
-            handed.into_iter().for_each(|id| fs.forget(id, 1));
+        if !reply.names(&filled.names) {
+            filled.handed.into_iter().for_each(|id| fs.forget(id, 1));
         }
         true
     }

@@ -70,6 +70,8 @@ failpoints! {
     BaseAttributes "base.attributes",
     BaseSync "base.sync",
     StoreRead "store.read",
+    // The kernel lost bytes of a file that it should have written.
+    StoreCheck "store.check",
     BaseOpen "base.open",
     BaseRead "base.read",
     RunPick "run.pick",
@@ -79,8 +81,8 @@ impl Failpoint {
     /// Whether the call changes the disk.
     #[cfg(feature = "crash-points")]
     pub fn is_change(self) -> bool {
-        use Failpoint::{BaseOpen, BaseRead, RunPick, StoreRead};
-        !matches!(self, StoreRead | BaseOpen | BaseRead | RunPick)
+        use Failpoint::{BaseOpen, BaseRead, RunPick, StoreCheck, StoreRead};
+        !matches!(self, StoreRead | StoreCheck | BaseOpen | BaseRead | RunPick)
     }
 }
 

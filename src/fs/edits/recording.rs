@@ -6,7 +6,8 @@
 use std::sync::Arc;
 
 use super::{ActiveEdit, EditHistory, MAX_EXTENTS, PRUNE_ACTIVE};
-use crate::error::FsResult;
+use crate::error::{FsError, FsResult};
+use crate::fs::merged::answers;
 use crate::fs::{Core, Extents, Found, Fs, State};
 use crate::store::edits_log::{Content, EditsLogRecord, How, LoggedEdit};
 use crate::tree::Node;
@@ -107,26 +108,34 @@ impl EditHistory {
 
 impl Core {
     /// Called before the content of a live file in the tree changes.
-    pub(in crate::fs) fn before_change(&mut self, ino: Ino, touch: Touch) {
+    ///
+    /// # Errors
+    /// [`FsError::BaseNotAsked`].
+    pub(in crate::fs) fn before_change(&mut self, ino: Ino, touch: Touch) -> FsResult<()> {
         let size = self.tree.size(ino);
         let Some(history) = self.edits.as_mut().filter(|history| history.is_on()) else {
-            return;
+            return Ok(());
         };
-        let Some(how) = history.edit_begins(ino, touch, size) else { return };
-        let Some(node) = self.tree.node(ino).cloned() else { return };
+        let Some(how) = history.edit_begins(ino, touch, size) else { return Ok(()) };
+        let Some(node) = self.tree.node(ino).cloned() else { return Ok(()) };
         let extents = self.tree.extents(ino).map(|(s, e)| (ByteRange::at(s, e.len), e.source));
         let Some(content) =
             content_of(&self.state, ino, &node, extents.take(MAX_EXTENTS + 1).collect())
         else {
-            return;
+            return Ok(());
         };
         let links = self.tree.links(ino).take(MAX_NAMES);
         let mut paths: Vec<TreePath> =
             links.filter_map(|(dir, name)| self.tree.path_in(dir, name)).collect();
         if paths.is_empty() {
-            paths.extend(self.path_of(ino));
+            let path = self.path_of(ino).inspect_err(|_| {
+                // The operation runs again, and then begins the edit.
+                self.edits.iter_mut().for_each(|history| history.end_edit(ino));
+            })?;
+            paths.extend(path);
         }
         self.save(paths, how, content);
+        Ok(())
     }
 
     fn save(&mut self, paths: Vec<TreePath>, how: How, content: Arc<Content>) {
@@ -155,40 +164,50 @@ impl Core {
         self.edits.as_ref().is_some_and(|history| history.is_on())
     }
 
-    /// The content of a found node, to be kept. An error only loses this edit.
-    pub(super) fn content_found(&self, found: &Found) -> Option<Arc<Content>> {
-        self.state.content(found).unwrap_or_else(|error| {
-            log::debug!("keep the file before an edit: {error}");
-            None
-        })
+    /// The content of a found node, to be kept. Another error of the base only loses this edit.
+    ///
+    /// # Errors
+    /// [`FsError::BaseNotAsked`].
+    pub(super) fn content_found(&self, found: &Found) -> FsResult<Option<Arc<Content>>> {
+        let content = self.state.content(found);
+        let lost = |error: FsError| log::debug!("keep the file before an edit: {error}");
+        Ok(answers::known_or(content, lost)?.flatten())
     }
 
     /// Called before a name loses its file.
+    ///
+    /// # Errors
+    /// [`FsError::BaseNotAsked`]; then nothing was recorded.
     pub(in crate::fs) fn before_loss(
         &mut self,
         (dir, lower): (Ino, Option<&TreePath>),
         name: &Name,
         found: &Found,
         how: How,
-    ) {
+    ) -> FsResult<()> {
         if !self.records_edits() {
-            return;
+            return Ok(());
         }
-        let Some(content) = self.content_found(found) else { return };
-        if let Ok(dir) = self.dir_path(dir, lower) {
+        let Some(content) = self.content_found(found)? else { return Ok(()) };
+        if let Some(dir) = answers::known(self.dir_path(dir, lower))? {
             self.save(vec![dir.join(name)], how, content);
         }
+        Ok(())
     }
 
     /// Called before a file is renamed, over another one (`is_over`) or not.
+    ///
+    /// # Errors
+    /// [`FsError::BaseNotAsked`]; then nothing was recorded.
     pub(in crate::fs) fn before_move(
         &mut self,
         from: &TreePath,
         found: &Found,
         to: &TreePath,
         is_over: bool,
-    ) {
-        let (Some(ino), Some(history)) = (found.ino(), self.edits.as_mut()) else { return };
+    ) -> FsResult<()> {
+        let content = if self.edits.is_some() { self.content_found(found)? } else { None };
+        let (Some(ino), Some(history)) = (found.ino(), self.edits.as_mut()) else { return Ok(()) };
         let now = history.now();
         let is_new =
             history.active.get(&ino).is_some_and(|active| active.is_new && active.is_active(now));
@@ -201,20 +220,21 @@ impl Core {
         // A program that writes a new file and renames it over another one saves that one. The
         // temporary name gets no history.
         if is_new && !is_known && (is_over || has_history) {
-            return;
+            return Ok(());
         }
-        let Some(content) = self.content_found(found) else { return };
+        let Some(content) = content else { return Ok(()) };
         if is_known || !is_new {
             self.save(vec![from.clone()], How::Moved, content);
-            return;
+            return Ok(());
         }
         // A new file that is renamed to a free name may be a backup: then the program writes the
         // old name again soon.
         self.pin(&content);
-        let Some(history) = &mut self.edits else { return };
+        let Some(history) = &mut self.edits else { return Ok(()) };
         let edit = LoggedEdit { time: now, how: How::Moved, content: Some(content) };
         history.add_pending(from.clone(), edit);
         self.drop_expired_pending();
+        Ok(())
     }
 
     /// Called after a directory was renamed.

@@ -17,6 +17,7 @@ use super::content::{cost_with, pool_bytes, unshared_bytes};
 use super::histories::{Entry, Histories};
 use super::{EditHistory, QUIET, since};
 use crate::error::FsResult;
+use crate::fs::merged::answers;
 use crate::fs::{Found, Fs};
 use crate::store::edits_log::{Content, EditsLogRecord};
 use crate::types::TreePath;
@@ -154,17 +155,20 @@ impl Fs {
 
     /// The edits of a path, and the present file, whose bytes are pinned.
     fn edits_and_file(&self, path: &TreePath) -> Option<(Vec<Entry>, Option<Arc<Content>>)> {
-        let mut core = self.core();
-        let list = core.edits.as_ref()?.by_path.get(path)?;
-        let entries: Vec<Entry> = list.entries.iter().cloned().collect();
-        let live = match core.resolve(path) {
-            Ok(found @ Found::Upper(..)) => core.content_found(&found),
-            Ok(Found::Base(..) | Found::Nothing(_)) | Err(_) => None,
-        };
-        if let Some(live) = &live {
-            core.pin(live);
-        }
-        Some((entries, live))
+        let found: FsResult<_> = self.with_core(|core| {
+            let list = core.edits.as_ref().and_then(|history| history.by_path.get(path));
+            let Some(list) = list else { return Ok(None) };
+            let entries: Vec<Entry> = list.entries.iter().cloned().collect();
+            let live = match answers::known(core.resolve(path))? {
+                Some(found @ Found::Upper(..)) => core.content_found(&found)?,
+                Some(Found::Base(..) | Found::Nothing(_)) | None => None,
+            };
+            if let Some(live) = &live {
+                core.pin(live);
+            }
+            Ok(Some((entries, live)))
+        });
+        found.ok().flatten()
     }
 
     /// Makes the edits of a path share equal bytes.

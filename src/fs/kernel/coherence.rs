@@ -22,9 +22,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use parking_lot::Mutex;
 
 use crate::error::{FsError, FsResult};
-use crate::fs::asked::Asked;
 use crate::fs::kernel::cached_attrs::{CachedAttrs, Change};
 use crate::fs::kernel::nodes::{NodeState, NodeTable};
+use crate::fs::merged::answers;
 use crate::fs::merged::lower::LowerNode;
 use crate::fs::{Core, Fs, Target};
 use crate::tree::Body;
@@ -228,13 +228,16 @@ impl Core {
 
     /// The error for a node that the base no longer has at the path where the kernel sees it:
     /// ESTALE, and the kernel walks the path again.
-    pub(in crate::fs) fn replaced(&self, path: &TreePath) -> FsError {
+    ///
+    /// # Errors
+    /// [`FsError::BaseNotAsked`].
+    pub(in crate::fs) fn replaced(&self, path: &TreePath) -> FsResult<FsError> {
         if !self.coherence.has_kernel {
-            return self.lower.drift(path);
+            return Ok(self.lower.drift(path));
         }
         let mut at = path.clone();
         while let Some((above, name)) = at.split() {
-            if let Some(dir) = self.dir_seen_at(&above) {
+            if let Some(dir) = self.dir_seen_at(&above)? {
                 self.coherence.stale_dentries.lock().insert((dir, name));
                 self.coherence.has_stale.store(true, Ordering::Release);
                 break;
@@ -242,36 +245,40 @@ impl Core {
             // That directory was replaced itself.
             at = above;
         }
-        FsError::Stale
+        Ok(FsError::Stale)
     }
 
     /// Makes a base directory an orphan if it was moved in the base and is now looked up at its new
     /// path. Otherwise the kernel would move its dentry there, with all dentries below it. As in a
     /// switch, no live dentry moves, and a process that stands in the directory gets ENOENT.
-    pub(in crate::fs) fn cut_off_if_moved(&mut self, ino: Ino, path: &TreePath) {
-        let Some(id) = self.held.id_of(ino).filter(|_| self.tree.node(ino).is_none()) else {
-            return;
+    ///
+    /// # Errors
+    /// [`FsError::BaseNotAsked`].
+    pub(in crate::fs) fn cut_off_if_moved(&mut self, ino: Ino, path: &TreePath) -> FsResult<()> {
+        let id = self.held.id_of(ino).filter(|_| self.tree.node(ino).is_none());
+        let Some(id) = id.filter(|_| self.coherence.has_kernel) else { return Ok(()) };
+        let Some(was) = self.held.base_path(id).filter(|was| *was != path).cloned() else {
+            return Ok(());
         };
-        let Some(was) = self.held.base_path(id).filter(|was| *was != path).cloned() else { return };
-        if !self.coherence.has_kernel {
-            return;
-        }
-        let stale = self.replaced(&was);
+        let stale = self.replaced(&was)?;
         log::info!("directory '{was}' was moved in the base: {stale}");
         self.links.cut_off(&self.held, &BTreeSet::from([id]));
         self.held.make_orphan_without_record(id);
+        Ok(())
     }
 
     /// The directory that the kernel sees at a path of the base, if the base still has it there.
-    fn dir_seen_at(&self, path: &TreePath) -> Option<NodeId> {
-        let (ino, _) = self.lower.lookup(path).ok()??;
-        let id = self.held.id_of(ino)?;
+    fn dir_seen_at(&self, path: &TreePath) -> FsResult<Option<NodeId>> {
+        let Some((ino, _)) = answers::known(self.lower.lookup(path))?.flatten() else {
+            return Ok(None);
+        };
+        let Some(id) = self.held.id_of(ino) else { return Ok(None) };
         let seen = match self.tree.node(ino).map(|node| &node.body) {
             Some(Body::Dir { base }) => base.as_ref(),
             Some(_) => None,
             None => self.held.base_path(id),
         };
-        (seen == Some(path)).then_some(id)
+        Ok((seen == Some(path)).then_some(id))
     }
 
     /// The node behind an open file, whose content is about to be read or changed. The kernel does
@@ -280,8 +287,8 @@ impl Core {
     /// # Errors
     /// As [`Core::target`] and [`Core::check_coherent`]; [`FsError::Drift`] if the base has another
     /// node in its place.
-    pub(in crate::fs) fn content_target(&mut self, id: NodeId, asked: &Asked) -> FsResult<Target> {
-        let target = match (self.target(id, asked), self.held.get(id).map(|held| &held.state)) {
+    pub(in crate::fs) fn content_target(&mut self, id: NodeId) -> FsResult<Target> {
+        let target = match (self.target(id), self.held.get(id).map(|held| &held.state)) {
             (Err(FsError::Stale), Some(NodeState::Live { base: Some(path) })) => {
                 self.lower.note(path, CHANGED);
                 return Err(FsError::Drift(path.clone()));

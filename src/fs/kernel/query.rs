@@ -1,15 +1,18 @@
 //! Answers questions about held nodes: which file a number means, and by which path it is reached.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
-use crate::fs::kernel::nodes::{Held, NodeState};
+use crate::error::FsResult;
+use crate::fs::kernel::nodes::NodeState;
+use crate::fs::merged::answers;
 use crate::fs::{Core, Fs};
 use crate::types::{FileKind, Ino, NodeId, TreePath};
 
 impl Fs {
     /// A path by which a live node is seen now; none for an orphan, or if no name is known.
     pub fn path_of(&self, ino: Ino) -> Option<TreePath> {
-        self.core().path_of(ino)
+        self.with_core(|core| core.path_of(ino)).ok().flatten()
     }
 
     /// The id of a live node, if the kernel holds it.
@@ -47,37 +50,64 @@ impl Fs {
 
     /// The live regular files that the kernel holds.
     pub fn held_files(&self) -> Vec<Ino> {
-        let core = self.core();
-        let is_file = |held: &Held| match (&held.state, core.tree.node(held.ino)) {
-            (NodeState::Orphan, _) => false,
-            (NodeState::Live { .. }, Some(node)) => node.kind() == FileKind::File,
-            (NodeState::Live { base }, None) => base
-                .as_ref()
-                .and_then(|path| core.lower.lookup(path).ok().flatten())
-                .is_some_and(|(_, node)| node.kind() == FileKind::File),
+        let (mut files, mut in_base) = (Vec::new(), Vec::new());
+        let lower = {
+            let core = self.core();
+            for (_, held) in core.held.iter() {
+                match (&held.state, core.tree.node(held.ino)) {
+                    (NodeState::Orphan, _) | (NodeState::Live { base: None }, None) => {}
+                    (NodeState::Live { .. }, Some(node)) if node.kind() != FileKind::File => {}
+                    (NodeState::Live { .. }, Some(_)) => files.push(held.ino),
+                    (NodeState::Live { base: Some(path) }, None) => {
+                        in_base.push((held.ino, path.clone()));
+                    }
+                }
+            }
+            Arc::clone(&core.lower)
         };
-        core.held.iter().filter(|(_, held)| is_file(held)).map(|(_, held)| held.ino).collect()
+        let is_file = |path: &TreePath| {
+            let found = lower.lookup(path).ok().flatten();
+            found.is_some_and(|(_, node)| node.kind() == FileKind::File)
+        };
+        files.extend(in_base.into_iter().filter(|(_, path)| is_file(path)).map(|(ino, _)| ino));
+        files
     }
 }
 
 impl Core {
     /// A path by which a live node is seen now. A file may have lost some of its names.
-    pub(in crate::fs) fn path_of(&self, ino: Ino) -> Option<TreePath> {
+    ///
+    /// # Errors
+    /// [`FsError::BaseNotAsked`](crate::error::FsError::BaseNotAsked).
+    pub(in crate::fs) fn path_of(&self, ino: Ino) -> FsResult<Option<TreePath>> {
         if ino == Ino::ROOT {
-            return Some(TreePath::root());
+            return Ok(Some(TreePath::root()));
         }
-        let in_tree = self.tree.path(ino);
-        let id = self.held.id_of(ino);
-        let in_base = id.and_then(|id| self.held.base_path(id)).and_then(|path| {
-            let (above, name) = path.split()?;
-            let (dir, _) = self.lower.lookup(&above).ok()??;
-            Some(self.dir_path(dir, Some(&above)).ok()?.join(&name))
-        });
-        let aliases = self.coherence.aliases(ino).filter_map(|(dir, name)| {
+        for path in self.paths_seen(ino)? {
+            let found = answers::known(self.resolve(&path))?;
+            if found.is_some_and(|found| found.ino() == Some(ino)) {
+                return Ok(Some(path));
+            }
+        }
+        Ok(None)
+    }
+
+    /// The paths by which the kernel may see a node.
+    fn paths_seen(&self, ino: Ino) -> FsResult<Vec<TreePath>> {
+        let mut paths = Vec::new();
+        paths.extend(self.tree.path(ino));
+        if let Some((above, name)) =
+            self.held.id_of(ino).and_then(|id| self.held.base_path(id)?.split())
+            && let Some((dir, _)) = answers::known(self.lower.lookup(&above))?.flatten()
+            && let Some(dir) = answers::known(self.dir_path(dir, Some(&above)))?
+        {
+            paths.push(dir.join(&name));
+        }
+        for (dir, name) in self.coherence.aliases(ino) {
             let base = self.held.id_of(*dir).and_then(|id| self.held.base_path(id));
-            Some(self.dir_path(*dir, base).ok()?.join(name))
-        });
-        let mut candidates = in_tree.into_iter().chain(in_base).chain(aliases);
-        candidates.find(|path| self.resolve(path).is_ok_and(|found| found.ino() == Some(ino)))
+            let dir = answers::known(self.dir_path(*dir, base))?;
+            paths.extend(dir.map(|dir| dir.join(name)));
+        }
+        Ok(paths)
     }
 }

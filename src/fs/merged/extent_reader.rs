@@ -4,6 +4,7 @@ use std::fs::File;
 use std::sync::Arc;
 
 use crate::error::{FsError, FsResult};
+use crate::fs::merged::answers::{self, Question};
 use crate::fs::merged::base_problems::BaseProblems;
 use crate::store::Store;
 use crate::store::content::remap::PoolRange;
@@ -11,6 +12,7 @@ use crate::store::content::{Bytes, Content, ReadOutcome};
 use crate::sys::failpoint;
 use crate::sys::failpoint::Failpoint;
 use crate::sys::file as sysfile;
+use crate::sys::lock::{Rank, check_not_held};
 use crate::types::{ByteRange, Fingerprint, LayerId, Timestamp, TreePath};
 
 /// How many bytes of a file are searched for data or holes first. Each further window is twice as
@@ -132,24 +134,52 @@ impl HostExtent {
         problems: &BaseProblems,
         nowait: bool,
     ) -> FsResult<bool> {
-        if self.base_path.is_some() {
-            failpoint::hit(Failpoint::BaseRead)?;
-        }
-        let got = match nowait {
-            true => match sysfile::pread_nowait(file, bytes, offset)? {
-                // A short result may mean that the rest is not in memory.
-                Some(got) if got == bytes.len() => got,
-                _ => return Ok(false),
-            },
-            false => sysfile::pread_full(file, bytes, offset)?,
+        let Some(path) = &self.base_path else {
+            return match fill(file, offset, bytes, nowait)? {
+                None => Ok(false),
+                Some(got) if got < bytes.len() => {
+                    Err(FsError::Damage("a file is shorter than it was"))
+                }
+                Some(_) => Ok(true),
+            };
         };
-        match &self.base_path {
-            Some(path) if got < bytes.len() || !self.is_unchanged(file)? => {
-                Err(problems.drift(path))
-            }
-            None if got < bytes.len() => Err(FsError::Damage("a file is shorter than it was")),
-            _ => Ok(true),
+        let read = match answers::is_serving() {
+            true => self.read_served(path, offset, bytes),
+            false => self.read_base(file, offset, bytes, nowait),
+        };
+        match read? {
+            BaseRead::Bytes => Ok(true),
+            BaseRead::WouldBlock => Ok(false),
+            BaseRead::Changed => Err(problems.drift(path)),
         }
+    }
+
+    /// Fills `bytes` from a base file.
+    fn read_base(
+        &self,
+        file: &File,
+        offset: u64,
+        bytes: &mut [u8],
+        nowait: bool,
+    ) -> FsResult<BaseRead> {
+        check_not_held(Rank::Core);
+        failpoint::hit(Failpoint::BaseRead)?;
+        let Some(got) = fill(file, offset, bytes, nowait)? else { return Ok(BaseRead::WouldBlock) };
+        let is_whole = got == bytes.len() && self.is_unchanged(file)?;
+        Ok(if is_whole { BaseRead::Bytes } else { BaseRead::Changed })
+    }
+
+    /// As [`HostExtent::read_base`], for an operation that must not wait for the base.
+    fn read_served(&self, path: &TreePath, offset: u64, bytes: &mut [u8]) -> FsResult<BaseRead> {
+        let (extent, len) = (self.clone(), bytes.len());
+        let range = ByteRange::at(offset, len as u64);
+        let (read, answer) = answers::answer(Question::Bytes(path.clone(), range), move || {
+            let Storage::File(file, _) = &extent.storage else { return Err(FsError::Invalid) };
+            let mut bytes = vec![0; len];
+            Ok((extent.read_base(file, offset, &mut bytes, false)?, bytes))
+        })?;
+        bytes.copy_from_slice(&answer);
+        Ok(read)
     }
 
     /// The extent without its first `skip` bytes, cut to `len` bytes.
@@ -235,6 +265,26 @@ impl HostExtent {
         };
         Ok(found.filter(|found| *found < offset + self.len).map(|found| found - offset))
     }
+}
+
+/// The result of reading a base file.
+#[derive(Clone, Copy)]
+enum BaseRead {
+    Bytes,
+    /// The bytes are not in memory.
+    WouldBlock,
+    /// The file is not what it was.
+    Changed,
+}
+
+/// Fills `bytes` from a file, and returns how many there were. With `nowait`, `None` says that this
+/// would wait for a disk.
+fn fill(file: &File, offset: u64, bytes: &mut [u8], nowait: bool) -> FsResult<Option<usize>> {
+    if !nowait {
+        return Ok(Some(sysfile::pread_full(file, bytes, offset)?));
+    }
+    // A short result may mean that the rest is not in memory.
+    Ok(sysfile::pread_nowait(file, bytes, offset)?.filter(|got| *got == bytes.len()))
 }
 
 fn read_pool(content: &Content, offset: u64, bytes: &mut [u8], nowait: bool) -> FsResult<bool> {

@@ -3,6 +3,7 @@
 //! Nothing here knows the kernel, the upper layer or a lock. Every answer is about a
 //! [`state::State`], which is a value.
 
+pub(in crate::fs) mod answers;
 pub(in crate::fs) mod attr;
 pub(in crate::fs) mod base_problems;
 pub(in crate::fs) mod data_ranges;

@@ -138,7 +138,7 @@ impl State {
     ///
     /// # Errors
     /// As [`State::find`].
-    pub(in crate::fs) fn find_by(
+    fn find_by(
         &self,
         dir: Ino,
         lower: Option<&TreePath>,
@@ -322,7 +322,10 @@ impl State {
         let mut missing = Vec::new();
         while self.tree.node(ino).is_none() {
             let split = path.split();
-            missing.push((ino, path, node, split.as_ref().map(|(_, name)| name.clone())));
+            // Asked for at once with the lookup that follows.
+            let record = self.lower.record(&path, &node);
+            let name = split.as_ref().map(|(_, name)| name.clone());
+            missing.push((ino, node, name, record));
             let Some((dir, name)) = split else { break };
             (ino, node) = self.lower.lookup(&dir)?.ok_or_else(|| self.lower.drift(&dir))?;
             let can_hold_name = match self.tree.node(ino).map(|copied_up| &copied_up.body) {
@@ -339,8 +342,8 @@ impl State {
         }
         let mut edits = Vec::with_capacity(3 * missing.len());
         let mut dir = ino;
-        for (ino, path, node, name) in missing.into_iter().rev() {
-            let (record, extents) = self.lower.record(&path, &node)?;
+        for (ino, node, name, record) in missing.into_iter().rev() {
+            let (record, extents) = record?;
             edits.push(Edit::Put { ino, node: Box::new(record) });
             edits.extend(extents.into_iter().map(|(range, to)| Edit::Map {
                 ino,

@@ -1,7 +1,5 @@
 //! Operations on attributes and extended attributes.
 
-use std::sync::Arc;
-
 use crate::error::{FsError, FsResult};
 use crate::fs::edits::Touch;
 use crate::fs::ops::acl;
@@ -87,10 +85,11 @@ impl Fs {
             return self.snapdir_getattr(id);
         }
         let listed = u32::from(self.snapdir_entry(id).is_some());
-        let (mut core, asked) = self.core_for_node(id);
-        let target = core.target(id, &asked)?;
-        core.note_getattr(id, &target);
-        let mut attr = core.attr_of(id, &target)?;
+        let mut attr = self.with_node(id, |core| {
+            let target = core.target(id)?;
+            core.note_getattr(id, &target);
+            core.attr_of(id, &target)
+        })?;
         // The snapshot directory, if listed, is one more subdirectory of the root.
         if attr.meta.nlink >= 2 {
             attr.meta.nlink += listed;
@@ -109,33 +108,14 @@ impl Fs {
         privileges: impl Into<PrivilegeBits<'a>>,
     ) -> FsResult<Attr> {
         let privileges = privileges.into();
-        self.with_room(Need::Less, || self.try_setattr(id, set, privileges))
-    }
-
-    fn try_setattr(
-        &self,
-        id: NodeId,
-        set: SetAttr,
-        privileges: PrivilegeBits<'_>,
-    ) -> FsResult<Attr> {
-        let (mut core, asked) = self.core_for_node(id);
-        let target = core.target(id, &asked)?;
-        if set.changes_privileges() {
-            core.note_getattr(id, &target);
-        }
-        if let Some(size) = set.size {
-            core.check_truncate(id, &target, size)?;
-        }
-        if set == SetAttr::default() {
-            return core.attr_of(id, &target);
-        }
-        if (SetAttr { size: None, ..set }) != SetAttr::default() {
-            core.need_record(&self.store)?;
-        }
-        let node = core.writable(target)?;
-        let edits = core.stage_setattr(node, set, privileges)?;
-        core.commit_to(node, edits)?;
-        core.attr_of(id, &node.target())
+        self.with_room(Need::Less, || {
+            self.with_node(id, |core| {
+                if (SetAttr { size: None, ..set }) != SetAttr::default() {
+                    core.need_record(&self.store)?;
+                }
+                core.setattr(id, set, privileges)
+            })
+        })
     }
 
     /// The value of an extended attribute.
@@ -162,21 +142,10 @@ impl Fs {
         if id.is_in_snapdir() {
             return self.snapdir_xattrs(id);
         }
-        let (core, asked) = self.core_for_node(id);
-        match core.target(id, &asked)? {
-            Target::Base(_, path, node) => {
-                let lower = Arc::clone(&core.lower);
-                // A lower never changes, so its attributes are read without the lock. If an apply
-                // wrote the file meanwhile, the head has another lower by now.
-                drop(core);
-                let xattrs = lower.xattrs(&path, &node);
-                if xattrs.is_err() && !self.reads_through(&lower) {
-                    return self.xattrs(id);
-                }
-                xattrs
-            }
+        self.with_node(id, |core| match core.target(id)? {
+            Target::Base(_, path, node) => core.lower.xattrs(&path, &node),
             target => Ok(core.record_of(&target)?.xattrs.clone()),
-        }
+        })
     }
 
     /// Sets an extended attribute.
@@ -191,15 +160,51 @@ impl Fs {
             return Err(FsError::TooLarge);
         }
         check_namespace(name)?;
-        self.with_room(Need::More, || self.try_setxattr(id, name, value, how))
+        self.with_room(Need::More, || {
+            self.with_node(id, |core| {
+                core.need_bytes(&self.store, value.len() as u64)?;
+                core.setxattr(id, name, value, how)
+            })
+        })
     }
 
-    fn try_setxattr(&self, id: NodeId, name: &[u8], value: &[u8], how: SetXattr) -> FsResult<()> {
-        let (mut core, asked) = self.core_for_node(id);
-        core.need_bytes(&self.store, value.len() as u64)?;
-        let target = core.target(id, &asked)?;
-        let changed = core.writable(target)?;
-        let node = core.tree_of(changed).node(changed.key).ok_or(FsError::NotFound)?;
+    /// Removes an extended attribute.
+    ///
+    /// # Errors
+    /// ENODATA; those of the store.
+    pub fn removexattr(&self, id: NodeId, name: &[u8]) -> FsResult<()> {
+        check_namespace(name)?;
+        self.with_room(Need::Less, || self.with_node(id, |core| core.removexattr(id, name)))
+    }
+}
+
+impl Core {
+    fn setattr(
+        &mut self,
+        id: NodeId,
+        set: SetAttr,
+        privileges: PrivilegeBits<'_>,
+    ) -> FsResult<Attr> {
+        let target = self.target(id)?;
+        if set.changes_privileges() {
+            self.note_getattr(id, &target);
+        }
+        if let Some(size) = set.size {
+            self.check_truncate(id, &target, size)?;
+        }
+        if set == SetAttr::default() {
+            return self.attr_of(id, &target);
+        }
+        let node = self.writable(target)?;
+        let edits = self.stage_setattr(node, set, privileges)?;
+        self.commit_to(node, edits)?;
+        self.attr_of(id, &node.target())
+    }
+
+    fn setxattr(&mut self, id: NodeId, name: &[u8], value: &[u8], how: SetXattr) -> FsResult<()> {
+        let target = self.target(id)?;
+        let changed = self.writable(target)?;
+        let node = self.tree_of(changed).node(changed.key).ok_or(FsError::NotFound)?;
         check_setxattr(node, name, how)?;
         let mut meta = node.meta;
         let mut stored = Some(value.to_vec());
@@ -213,23 +218,13 @@ impl Fs {
             Edit::Xattr { ino: changed.key, name: name.to_vec(), value: stored },
             Edit::Meta { ino: changed.key, meta },
         ];
-        core.commit_to(changed, edits)
+        self.commit_to(changed, edits)
     }
 
-    /// Removes an extended attribute.
-    ///
-    /// # Errors
-    /// ENODATA; those of the store.
-    pub fn removexattr(&self, id: NodeId, name: &[u8]) -> FsResult<()> {
-        check_namespace(name)?;
-        self.with_room(Need::Less, || self.try_removexattr(id, name))
-    }
-
-    fn try_removexattr(&self, id: NodeId, name: &[u8]) -> FsResult<()> {
-        let (mut core, asked) = self.core_for_node(id);
-        let target = core.target(id, &asked)?;
-        let changed = core.writable(target)?;
-        let node = core.tree_of(changed).node(changed.key).ok_or(FsError::NotFound)?;
+    fn removexattr(&mut self, id: NodeId, name: &[u8]) -> FsResult<()> {
+        let target = self.target(id)?;
+        let changed = self.writable(target)?;
+        let node = self.tree_of(changed).node(changed.key).ok_or(FsError::NotFound)?;
         if !node.xattrs.as_ref().is_some_and(|x| x.contains_key(name)) {
             // Every file has an ACL, if only the one that its mode stands for. So removing an ACL
             // that is not stored succeeds.
@@ -241,11 +236,9 @@ impl Fs {
             Edit::Xattr { ino: changed.key, name: name.to_vec(), value: None },
             Edit::Meta { ino: changed.key, meta },
         ];
-        core.commit_to(changed, edits)
+        self.commit_to(changed, edits)
     }
-}
 
-impl Core {
     /// The edits that set attributes.
     fn stage_setattr(
         &mut self,

@@ -86,24 +86,12 @@ impl Fs {
             let bytes = self.snapdir_read(id, offset, len, false)?.unwrap_or_default();
             return Ok(ReadPlan::of_bytes(bytes, Arc::clone(&self.core().lower)));
         }
-        let (mut core, asked) = self.core_for_node(id);
-        let target = core.content_target(id, &asked)?;
-        let (lower, guard) = (Arc::clone(&core.lower), core.lower.reading());
-        let range = ByteRange::at(offset, len);
-        let extents = match target {
-            // A lower never changes, so a file of the base is opened without the lock. If an apply
-            // wrote the file meanwhile, the head has another lower by now.
-            Target::Base(_, path, node) => {
-                drop(core);
-                let planned = lower.plan(&path, &node, range);
-                if planned.is_err() && !self.reads_through(&lower) {
-                    return self.read(id, offset, len);
-                }
-                planned?
-            }
-            target => core.plan_of(&target, range)?,
-        };
-        Ok(ReadPlan::new(extents, lower, guard))
+        self.with_content(id, |core| {
+            let target = core.content_target(id)?;
+            let guard = core.lower.reading();
+            let extents = core.plan_of(&target, ByteRange::at(offset, len))?;
+            Ok(ReadPlan::new(extents, Arc::clone(&core.lower), guard))
+        })
     }
 
     /// Reads by a plan that [`Fs::read`] made with the same arguments. If an apply wrote the base
@@ -173,16 +161,6 @@ impl Fs {
     fn write_at(
         &self,
         id: NodeId,
-        at: (Position, u64),
-        bytes: &[u8],
-        privileges: PrivilegeBits<'_>,
-    ) -> FsResult<()> {
-        self.with_room(Need::More, || self.try_write(id, at, bytes, privileges))
-    }
-
-    fn try_write(
-        &self,
-        id: NodeId,
         (position, offset): (Position, u64),
         bytes: &[u8],
         privileges: PrivilegeBits<'_>,
@@ -193,14 +171,17 @@ impl Fs {
         if offset.checked_add(bytes.len() as u64).is_none_or(|end| end > MAX_FILE_SIZE) {
             return Err(FsError::FileTooBig);
         }
-        let (mut core, asked) = self.core_for_node(id);
-        let target = core.content_target(id, &asked)?;
-        if position == Position::End {
-            core.check_append(id, &target, offset)?;
-        }
         let touch = if position == Position::WriteBack { Touch::WriteBack } else { Touch::Write };
-        core.change_file(&self.store, target, privileges, touch, |core, store, file| {
-            core.stage_write(store, file, offset, bytes)
+        self.with_room(Need::More, || {
+            self.with_node(id, |core| {
+                let target = core.content_target(id)?;
+                if position == Position::End {
+                    core.check_append(id, &target, offset)?;
+                }
+                core.change_file(&self.store, target, privileges, touch, |core, store, file| {
+                    core.stage_write(store, file, offset, bytes)
+                })
+            })
         })
     }
 
@@ -215,12 +196,14 @@ impl Fs {
         privileges: impl Into<PrivilegeBits<'a>>,
     ) -> FsResult<()> {
         let privileges = privileges.into();
+        let touch = Touch::Resize(size);
         self.with_room(Need::Less, || {
-            let (mut core, asked) = self.core_for_node(id);
-            let target = core.target(id, &asked)?;
-            core.check_truncate(id, &target, size)?;
-            core.change_file(&self.store, target, privileges, Touch::Resize(size), |_, _, file| {
-                Ok(vec![Edit::Resize { ino: file.key, size }])
+            self.with_node(id, |core| {
+                let target = core.target(id)?;
+                core.check_truncate(id, &target, size)?;
+                core.change_file(&self.store, target, privileges, touch, |_, _, file| {
+                    Ok(vec![Edit::Resize { ino: file.key, size }])
+                })
             })
         })
     }
@@ -245,10 +228,11 @@ impl Fs {
             self.check_free_for(id, change.range)?;
         }
         self.with_room(Need::Less, || {
-            let (mut core, asked) = self.core_for_node(id);
-            let target = core.content_target(id, &asked)?;
-            core.change_file(&self.store, target, privileges, Touch::Write, |core, _, file| {
-                Ok(change.edits(file, core.tree_of(file).size(file.key)))
+            self.with_node(id, |core| {
+                let target = core.content_target(id)?;
+                core.change_file(&self.store, target, privileges, Touch::Write, |core, _, file| {
+                    Ok(change.edits(file, core.tree_of(file).size(file.key)))
+                })
             })
         })
     }
@@ -256,9 +240,8 @@ impl Fs {
     /// Refuses to allocate a range of a file if its holes and what lies behind its end are more
     /// than is free.
     fn check_free_for(&self, id: NodeId, range: ByteRange) -> FsResult<()> {
-        let missing = {
-            let (core, asked) = self.core_for_node(id);
-            let target = core.target(id, &asked)?;
+        let missing = self.with_node(id, |core| {
+            let target = core.target(id)?;
             let size = core.attr_of(id, &target)?.size;
             let behind = range.end.saturating_sub(range.start.max(size));
             let holes = match target {
@@ -267,8 +250,8 @@ impl Fs {
                 Target::Base(..) => Vec::new(),
             };
             let holes = holes.into_iter().filter(|segment| segment.source.is_none());
-            holes.map(|segment| segment.range.len()).sum::<u64>().saturating_add(behind)
-        };
+            Ok(holes.map(|segment| segment.range.len()).sum::<u64>().saturating_add(behind))
+        })?;
         self.check_free(missing)
     }
 
@@ -280,14 +263,23 @@ impl Fs {
         if id.is_in_snapdir() {
             return self.snapdir_seek(id, offset, to);
         }
-        let (mut core, asked) = self.core_for_node(id);
-        let target = core.content_target(id, &asked)?;
-        let size = core.attr_of(id, &target)?.size;
+        let (size, _guard) = self.with_node(id, |core| {
+            let target = core.content_target(id)?;
+            Ok((core.attr_of(id, &target)?.size, core.lower.reading()))
+        })?;
         if offset >= size {
             return Err(FsError::NoSuchOffset);
         }
-        let _guard = core.lower.reading();
-        extent_reader::seek(|range| core.plan_of(&target, range), offset, size, to)
+        extent_reader::seek(|range| self.plan_now(id, range), offset, size, to)
+    }
+
+    /// Where the bytes of a range of a file are now, cut at its size. The caller holds a read
+    /// guard.
+    fn plan_now(&self, id: NodeId, range: ByteRange) -> FsResult<Vec<HostExtent>> {
+        self.with_content(id, |core| {
+            let target = core.content_target(id)?;
+            core.plan_of(&target, range)
+        })
     }
 
     /// Copies bytes from one file into another, and holes as holes. Returns the number of bytes,
@@ -353,23 +345,18 @@ impl Fs {
         if id.is_in_snapdir() {
             return self.snapdir_data(id, range);
         }
-        let (target, lower, size, guard) = {
-            let (mut core, asked) = self.core_for_node(id);
-            let target = core.content_target(id, &asked)?;
+        let (target, lower, size, guard) = self.with_content(id, |core| {
+            let target = core.content_target(id)?;
             let size = core.attr_of(id, &target)?.size;
-            (target, Arc::clone(&core.lower), size, core.lower.reading())
-        };
+            Ok((target, Arc::clone(&core.lower), size, core.lower.reading()))
+        })?;
         let plan: Plan<'_> = match target {
             // A lower never changes, so no lock is needed.
             Target::Base(_, path, node) => {
                 let lower = Arc::clone(&lower);
                 Box::new(move |range| lower.plan(&path, &node, range))
             }
-            Target::Upper(_) | Target::Orphan(_) => Box::new(|range| {
-                let (mut core, asked) = self.core_for_node(id);
-                let target = core.content_target(id, &asked)?;
-                core.plan_of(&target, range)
-            }),
+            Target::Upper(_) | Target::Orphan(_) => Box::new(|range| self.plan_now(id, range)),
         };
         let found = first_data(plan, Arc::clone(&lower), range, size);
         drop(guard);
@@ -453,7 +440,7 @@ impl Core {
         // Bytes that are overwritten in place are visible before there is a record of them. So the
         // layer must be writable, and the edit history must have its copy.
         if !file.is_orphan {
-            self.before_change(file.key, touch);
+            self.before_change(file.key, touch)?;
         }
         Ok(())
     }

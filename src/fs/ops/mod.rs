@@ -1,7 +1,7 @@
 //! The operations, one file per family, as the VFS divides them.
 //!
-//! An operation resolves its node once. It takes the core lock once, or twice if it must ask the
-//! base: the base is asked in between (`fs/asked.rs`).
+//! An operation resolves its node and takes the core lock once. If it must ask the base, it runs
+//! again after each question: the base is asked in between (`fs/asked.rs`).
 
 pub(in crate::fs) mod acl;
 pub(in crate::fs) mod attrs;

@@ -34,11 +34,12 @@ impl Fs {
         if let Some(entry) = self.lookup_snapdir(dir, name)? {
             return Ok(entry);
         }
-        let (mut core, asked) = self.core_for_names(&[(dir, name)]);
-        core.coherence.name_looked_up(dir, name);
-        let slot = core.slot(dir, name, &asked)?;
-        core.note_alias(slot.dir, name, &slot.found);
-        core.hand_out(dir, slot.found)
+        self.with_names(&[(dir, name)], |core| {
+            core.coherence.name_looked_up(dir, name);
+            let slot = core.slot(dir, name)?;
+            core.note_alias(slot.dir, name, &slot.found);
+            core.hand_out(dir, slot.found)
+        })
     }
 
     /// Creates a file, fifo, socket or device (mknod(2)). A `mode` without type bits makes a file.
@@ -113,9 +114,10 @@ impl Fs {
 
     fn create(&self, dir: NodeId, name: &Name, new: &NewNode, caller: Caller) -> FsResult<Entry> {
         self.with_room(Need::More, || {
-            let (mut core, asked) = self.core_for_names(&[(dir, name)]);
-            let slot = core.slot(dir, name, &asked)?;
-            core.create(&self.store, &slot, new, caller)
+            self.with_names(&[(dir, name)], |core| {
+                let slot = core.slot(dir, name)?;
+                core.create(&self.store, &slot, new, caller)
+            })
         })
     }
 
@@ -124,37 +126,9 @@ impl Fs {
     /// # Errors
     /// EPERM for a directory, ENOENT for a node that is gone, EEXIST, EMLINK; those of the store.
     pub fn link(&self, id: NodeId, dir: NodeId, name: &Name) -> FsResult<Entry> {
-        self.with_room(Need::More, || self.try_link(id, dir, name))
-    }
-
-    fn try_link(&self, id: NodeId, parent: NodeId, name: &Name) -> FsResult<Entry> {
-        let (mut core, asked) = self.core_for_node_and_name(id, (parent, name));
-        let slot = core.slot(parent, name, &asked)?;
-        let Found::Nothing(hides) = &slot.found else { return Err(FsError::Exists) };
-        let target = core.target(id, &asked)?;
-        if core.record_of(&target)?.kind() == FileKind::Dir {
-            return Err(FsError::NotPermitted);
-        }
-        if let Target::Orphan(key) = target {
-            return core.link_unnamed((id, key), &slot, hides.clone());
-        }
-        let ino = core.copy_up_target(target)?;
-        core.copy_up_parent(&slot)?;
-        let mut meta = core.meta(ino)?;
-        if meta.nlink >= LINK_MAX {
-            return Err(FsError::TooManyLinks);
-        }
-        meta.nlink += 1;
-        meta.ctime = clock::now();
-        let dir = slot.dir;
-        let to = Some(Dentry::Child { ino, hides: hides.clone() });
-        let edits = vec![
-            Edit::Meta { ino, meta },
-            Edit::Dentry { dir, name: name.clone(), to },
-            core.touch_dir(dir, 0)?,
-        ];
-        core.commit(edits)?;
-        core.hand_out(parent, Found::Upper(ino, hides.clone()))
+        self.with_room(Need::More, || {
+            self.with_node_and_name(id, (dir, name), |core| core.link(id, dir, name))
+        })
     }
 
     /// Removes a name of a node that is not a directory (unlink(2)).
@@ -162,21 +136,9 @@ impl Fs {
     /// # Errors
     /// ENOENT, EISDIR; those of the store.
     pub fn unlink(&self, dir: NodeId, name: &Name) -> FsResult<()> {
-        self.with_room(Need::Less, || self.try_unlink(dir, name))
-    }
-
-    fn try_unlink(&self, dir: NodeId, name: &Name) -> FsResult<()> {
-        let (mut core, asked) = self.core_for_names(&[(dir, name)]);
-        let slot = core.slot(dir, name, &asked)?;
-        if core.kind_in(&slot)? == FileKind::Dir {
-            return Err(FsError::IsADirectory);
-        }
-        core.copy_up_parent(&slot)?;
-        core.before_loss(slot.dir(), name, &slot.found, How::Removed);
-        let mut edits = core.stage_loss_of_name(slot.dir, name, &slot.found)?;
-        edits.push(whiteout(slot.dir, name.clone(), &slot.found));
-        edits.push(core.touch_dir(slot.dir, 0)?);
-        core.commit_with_orphan(edits, &slot.found)
+        self.with_room(Need::Less, || {
+            self.with_names(&[(dir, name)], |core| core.unlink(dir, name))
+        })
     }
 
     /// Removes an empty directory (rmdir(2)).
@@ -189,30 +151,73 @@ impl Fs {
         if dir == NodeId::CHECKPOINTS || dir == NodeId::FORKS {
             return Err(FsError::NotPermitted);
         }
-        self.with_room(Need::Less, || self.try_rmdir(dir, name))
-    }
-
-    fn try_rmdir(&self, dir: NodeId, name: &Name) -> FsResult<()> {
-        let (mut core, asked) = self.core_for_names(&[(dir, name)]);
-        let slot = core.slot(dir, name, &asked)?;
-        if core.kind_in(&slot)? != FileKind::Dir {
-            return Err(FsError::NotADirectory);
-        }
-        core.check_empty(&slot.found)?;
-        core.copy_up_parent(&slot)?;
-        let mut edits = vec![whiteout(slot.dir, name.clone(), &slot.found)];
-        edits.extend(core.stage_loss_of_name(slot.dir, name, &slot.found)?);
-        edits.push(core.touch_dir(slot.dir, -1)?);
-        let removed = slot.found.ino().and_then(|ino| core.held.id_of(ino));
-        core.commit_with_orphan(edits, &slot.found)?;
-        if let Some(removed) = removed {
-            core.links.dir_removed(removed, dir);
-        }
-        Ok(())
+        self.with_room(Need::Less, || self.with_names(&[(dir, name)], |core| core.rmdir(dir, name)))
     }
 }
 
 impl Core {
+    fn link(&mut self, id: NodeId, parent: NodeId, name: &Name) -> FsResult<Entry> {
+        let slot = self.slot(parent, name)?;
+        let Found::Nothing(hides) = &slot.found else { return Err(FsError::Exists) };
+        let target = self.target(id)?;
+        if self.attr_of(id, &target)?.kind == FileKind::Dir {
+            return Err(FsError::NotPermitted);
+        }
+        if let Target::Orphan(key) = target {
+            return self.link_unnamed((id, key), &slot, hides.clone());
+        }
+        let ino = self.copy_up_target(target)?;
+        self.copy_up_parent(&slot)?;
+        let mut meta = self.meta(ino)?;
+        if meta.nlink >= LINK_MAX {
+            return Err(FsError::TooManyLinks);
+        }
+        meta.nlink += 1;
+        meta.ctime = clock::now();
+        let dir = slot.dir;
+        let to = Some(Dentry::Child { ino, hides: hides.clone() });
+        let edits = vec![
+            Edit::Meta { ino, meta },
+            Edit::Dentry { dir, name: name.clone(), to },
+            self.touch_dir(dir, 0)?,
+        ];
+        self.commit(edits)?;
+        self.hand_out(parent, Found::Upper(ino, hides.clone()))
+    }
+
+    fn unlink(&mut self, dir: NodeId, name: &Name) -> FsResult<()> {
+        let slot = self.slot(dir, name)?;
+        if self.kind_in(&slot)? == FileKind::Dir {
+            return Err(FsError::IsADirectory);
+        }
+        self.copy_up_parent(&slot)?;
+        let mut edits = self.stage_loss_of_name(slot.dir, name, &slot.found)?;
+        edits.push(whiteout(slot.dir, name.clone(), &slot.found));
+        edits.push(self.touch_dir(slot.dir, 0)?);
+        let orphan = self.orphan_of(&edits, &slot.found)?;
+        self.before_loss(slot.dir(), name, &slot.found, How::Removed)?;
+        self.commit_with_orphan(edits, orphan)
+    }
+
+    fn rmdir(&mut self, dir: NodeId, name: &Name) -> FsResult<()> {
+        let slot = self.slot(dir, name)?;
+        if self.kind_in(&slot)? != FileKind::Dir {
+            return Err(FsError::NotADirectory);
+        }
+        self.check_empty(&slot.found)?;
+        self.copy_up_parent(&slot)?;
+        let mut edits = vec![whiteout(slot.dir, name.clone(), &slot.found)];
+        edits.extend(self.stage_loss_of_name(slot.dir, name, &slot.found)?);
+        edits.push(self.touch_dir(slot.dir, -1)?);
+        let removed = slot.found.ino().and_then(|ino| self.held.id_of(ino));
+        let orphan = self.orphan_of(&edits, &slot.found)?;
+        self.commit_with_orphan(edits, orphan)?;
+        if let Some(removed) = removed {
+            self.links.dir_removed(removed, dir);
+        }
+        Ok(())
+    }
+
     fn create(
         &mut self,
         store: &Arc<Store>,

@@ -1,13 +1,17 @@
 //! Reads directories.
 //!
 //! A listing is made when a directory is read from its beginning, and the kernel then reads it in
-//! parts. [`Listing`] keeps the cookies stable while names come and go.
+//! parts. [`Listing`] keeps the cookies stable while names come and go. The base is asked for some
+//! names at a time, without the core lock.
 
-use crate::base::DirLookup;
+use std::sync::Arc;
+
 use crate::error::{FsError, FsResult};
 use crate::fs::kernel::listing::{FIRST_COOKIE, Listed, Listing};
 use crate::fs::kernel::nodes::NodeState;
-use crate::fs::merged::lower::LowerNode;
+use crate::fs::merged::answers::{self, Answers, Question};
+use crate::fs::merged::lower::{Lower, LowerNode};
+use crate::fs::merged::state::Dir;
 use crate::fs::{Core, Entry, Found, Fs};
 use crate::tree::{Body, Dentry};
 use crate::types::{FileKind, Ino, Name, NodeId, TreePath};
@@ -29,6 +33,54 @@ pub struct DirEntry {
 /// holds the node already or the lookup fails. Then the kernel looks the name up when it needs it.
 pub type HandOut<'a> = dyn FnMut() -> Option<Entry> + 'a;
 
+/// Takes the names of a directory.
+pub trait NameSink {
+    /// Whether a name of this kind should come with its node.
+    fn wants_node(&self, kind: FileKind) -> bool;
+
+    /// Whether the base may be asked for one more node. It is called once for each.
+    fn has_time(&mut self) -> bool;
+
+    /// Takes a name. Returns false if there is no room for it, and then no name follows.
+    fn take(&mut self, entry: DirEntry, hand_out: &mut HandOut<'_>) -> bool;
+}
+
+/// Takes names without nodes.
+struct NamesOnly<F>(F);
+
+impl<F: FnMut(DirEntry) -> bool> NameSink for NamesOnly<F> {
+    fn wants_node(&self, _: FileKind) -> bool {
+        false
+    }
+
+    fn has_time(&mut self) -> bool {
+        true
+    }
+
+    fn take(&mut self, entry: DirEntry, _: &mut HandOut<'_>) -> bool {
+        (self.0)(entry)
+    }
+}
+
+/// The most names for which the base is asked between two looks at the tree.
+const NAMES_PER_BATCH: usize = 16;
+
+/// Names to ask the base for, of a directory there.
+struct Batch {
+    lower: Arc<Lower>,
+    dir: TreePath,
+    names: Vec<Name>,
+}
+
+/// How far the names of a listing were passed on.
+enum Passed {
+    All,
+    /// The sink takes no more.
+    Full,
+    /// Up to this cookie. The base must be asked for the next name.
+    To(u64),
+}
+
 impl Fs {
     /// Passes the names of a directory after the cookie `after` to `take`, until it returns false.
     ///
@@ -38,9 +90,9 @@ impl Fs {
         &self,
         id: NodeId,
         after: u64,
-        mut take: impl FnMut(DirEntry) -> bool,
+        take: impl FnMut(DirEntry) -> bool,
     ) -> FsResult<()> {
-        self.readdir_plus(id, after, |entry, _| take(entry))
+        self.readdir_plus(id, after, &mut NamesOnly(take))
     }
 
     /// As [`Fs::readdir`], with a function that hands out the node of each name, as [`Fs::lookup`]
@@ -48,14 +100,9 @@ impl Fs {
     ///
     /// # Errors
     /// As [`Fs::readdir`].
-    pub fn readdir_plus(
-        &self,
-        id: NodeId,
-        after: u64,
-        mut take: impl FnMut(DirEntry, &mut HandOut<'_>) -> bool,
-    ) -> FsResult<()> {
+    pub fn readdir_plus(&self, id: NodeId, after: u64, sink: &mut impl NameSink) -> FsResult<()> {
         if id.is_in_snapdir() {
-            return self.snapdir_readdir(id, after, &mut |entry| take(entry, &mut || None));
+            return self.snapdir_readdir(id, after, &mut |entry| sink.take(entry, &mut || None));
         }
         let past = self.snapdir_entry(id).filter(|entry| entry.cookie > after);
         // After the last name the kernel asks once more, to learn that it was the last.
@@ -65,33 +112,49 @@ impl Fs {
         {
             return Ok(());
         }
-        let (mut core, asked) = self.core_for_dir(id);
-        let (dir, lower, seen) = core.live_dir(id, &asked)?;
-        let opened =
-            asked.into_dir(&core.lower).filter(|opened| Some(opened.path()) == lower.as_ref());
-        let opened =
-            opened.or_else(|| lower.as_ref().map(|path| core.lower.base().lookup_in(path)));
-        core.check_dir(lower.as_ref())?;
-        if after == 0 || core.held.listing(id).is_none() {
-            core.refresh_listing(id, dir, (lower.as_ref(), seen.as_ref()))?;
-        }
-        if after < FIRST_COOKIE - 1 {
-            let parent = core.parent_ino(id, (dir, lower.as_ref()))?;
-            for (cookie, name, ino) in [(1, &b"."[..], dir), (2, &b".."[..], parent)] {
-                let entry = DirEntry { ino, cookie, kind: FileKind::Dir, name: name.to_vec() };
-                if cookie > after && !take(entry, &mut || None) {
-                    return Ok(());
-                }
+        let dots = self.with_node(id, |core| core.begin_listing(id, after))?;
+        for entry in dots {
+            if entry.cookie > after && !sink.take(entry, &mut || None) {
+                return Ok(());
             }
         }
-        let listing = core.held.take_listing(id).ok_or(FsError::NotFound)?;
-        let is_complete =
-            core.pass_names(id, (dir, lower.as_ref(), opened.as_ref()), &listing, after, &mut take);
-        core.held.set_listing(id, listing);
-        if is_complete? && let Some(entry) = past {
-            take(entry, &mut || None);
+        let is_complete = self.pass_listing(id, after, sink)?;
+        if let Some(entry) = past.filter(|_| is_complete) {
+            sink.take(entry, &mut || None);
         }
         Ok(())
+    }
+
+    /// Passes the names of a listing on, and asks the base in between. Returns whether the sink
+    /// took all of them.
+    fn pass_listing(&self, id: NodeId, after: u64, sink: &mut impl NameSink) -> FsResult<bool> {
+        let (mut at, mut opened) = (after, None);
+        loop {
+            let batch = self.core().next_batch(id, at, sink)?;
+            let (mut answers, mut is_late) = (Answers::default(), false);
+            if let Some(Batch { lower, dir, names }) = &batch {
+                let opened = opened.get_or_insert_with(|| lower.base().lookup_in(dir));
+                if opened.path() != dir {
+                    *opened = lower.base().lookup_in(dir);
+                }
+                for name in names {
+                    is_late = !sink.has_time();
+                    if is_late {
+                        break;
+                    }
+                    answers.add(Question::Stat(dir.join(name)), opened.stat(name));
+                }
+            }
+            let mut core = self.core();
+            if batch.is_some_and(|batch| !Arc::ptr_eq(&batch.lower, &core.lower)) {
+                answers.clear();
+            }
+            match answers.serve(|| core.pass_names(id, at, sink))? {
+                Passed::To(cookie) if !is_late => at = cookie,
+                Passed::To(_) | Passed::Full => return Ok(false),
+                Passed::All => return Ok(true),
+            }
+        }
     }
 
     /// The names of a directory, sorted, for callers without a mount.
@@ -99,14 +162,77 @@ impl Fs {
     /// # Errors
     /// As [`Fs::readdir`].
     pub fn names(&self, id: NodeId) -> FsResult<Vec<Name>> {
-        let (core, asked) = self.core_for_node(id);
-        let (dir, lower, _) = core.live_dir(id, &asked)?;
-        core.check_dir(lower.as_ref())?;
-        Ok(core.merged_names(dir, lower.as_ref())?.into_keys().collect())
+        self.with_node(id, |core| {
+            let (dir, lower, _) = core.live_dir(id)?;
+            core.check_dir(lower.as_ref())?;
+            Ok(core.merged_names(dir, lower.as_ref())?.into_keys().collect())
+        })
     }
 }
 
 impl Core {
+    /// Makes the listing of a directory, if it is read from its beginning. Returns `.` and `..`,
+    /// unless `after` is behind them.
+    fn begin_listing(&mut self, id: NodeId, after: u64) -> FsResult<Vec<DirEntry>> {
+        let (dir, lower, seen) = self.live_dir(id)?;
+        self.check_dir(lower.as_ref())?;
+        let mut dots = Vec::new();
+        if after < FIRST_COOKIE - 1 {
+            let parent = self.parent_ino(id, (dir, lower.as_ref()))?;
+            let names = [(1, &b"."[..], dir), (2, &b".."[..], parent)];
+            dots.extend(names.map(|(cookie, name, ino)| DirEntry {
+                ino,
+                cookie,
+                kind: FileKind::Dir,
+                name: name.to_vec(),
+            }));
+        }
+        if after == 0 || self.held.listing(id).is_none() {
+            self.refresh_listing(id, dir, (lower.as_ref(), seen.as_ref()))?;
+        }
+        Ok(dots)
+    }
+
+    /// A live directory whose listing is being read: its number, and the base path that it merges
+    /// with.
+    fn listed_dir(&self, id: NodeId) -> FsResult<Dir> {
+        let held = self.held.get(id).filter(|held| held.is_live()).ok_or(FsError::NotFound)?;
+        match self.tree.node(held.ino) {
+            Some(_) => Ok((held.ino, self.lower_path(held.ino)?)),
+            None => Ok((held.ino, self.held.base_path(id).cloned())),
+        }
+    }
+
+    /// The next names after a cookie for which the base must be asked; none if the tree and the
+    /// listing can tell the rest.
+    fn next_batch(&self, id: NodeId, after: u64, sink: &impl NameSink) -> FsResult<Option<Batch>> {
+        let (dir, Some(lower)) = self.listed_dir(id)? else { return Ok(None) };
+        let listing = self.held.listing(id).ok_or(FsError::NotFound)?;
+        let names =
+            listing.after(after).filter(|listed| self.needs_base(dir, listing, listed, sink));
+        let names: Vec<Name> =
+            names.take(NAMES_PER_BATCH).map(|listed| listed.name.clone()).collect();
+        let lower = (Arc::clone(&self.lower), lower);
+        Ok((!names.is_empty()).then_some(Batch { lower: lower.0, dir: lower.1, names }))
+    }
+
+    /// Whether only the base knows a listed name's kind, or its node, which the sink wants.
+    fn needs_base(
+        &self,
+        dir: Ino,
+        listing: &Listing,
+        listed: &Listed,
+        sink: &impl NameSink,
+    ) -> bool {
+        if self.tree.dentry(dir, &listed.name).is_some() {
+            return false;
+        }
+        match listed.in_base.filter(|_| listing.epoch == self.lower.epoch()) {
+            Some((ino, kind)) => sink.wants_node(kind) && self.held.id_of(ino).is_none(),
+            None => true,
+        }
+    }
+
     /// The inode number of a live directory's parent; the root's is its own.
     fn parent_ino(&self, id: NodeId, (dir, lower): (Ino, Option<&TreePath>)) -> FsResult<Ino> {
         match self.held_parent(id, lower).filter(|_| self.tree.node(dir).is_none()) {
@@ -150,22 +276,38 @@ impl Core {
         Ok(())
     }
 
-    /// Passes the names of a listing after a cookie to `take`. Returns whether it took all of them.
-    fn pass_names(
+    /// Passes the names of a listing after a cookie to a sink, up to the first one for which the
+    /// base was not asked.
+    fn pass_names(&mut self, id: NodeId, after: u64, sink: &mut impl NameSink) -> FsResult<Passed> {
+        let (dir, lower) = self.listed_dir(id)?;
+        let listing = self.held.take_listing(id).ok_or(FsError::NotFound)?;
+        let passed = self.pass_listed(id, (dir, lower.as_ref()), &listing, after, sink);
+        self.held.set_listing(id, listing);
+        passed
+    }
+
+    fn pass_listed(
         &mut self,
         id: NodeId,
-        (dir, lower, opened): (Ino, Option<&TreePath>, Option<&DirLookup>),
+        (dir, lower): (Ino, Option<&TreePath>),
         listing: &Listing,
         after: u64,
-        take: &mut impl FnMut(DirEntry, &mut HandOut<'_>) -> bool,
-    ) -> FsResult<bool> {
-        let is_of_this_base = listing.epoch == self.lower.epoch();
-        for Listed { cookie, name, in_base } in listing.after(after) {
-            let dentry = self.tree.dentry(dir, name);
+        sink: &mut impl NameSink,
+    ) -> FsResult<Passed> {
+        let mut passed = after;
+        for listed in listing.after(after) {
+            let Listed { cookie, name, in_base } = listed;
+            if let Some(lower) = lower
+                && self.needs_base(dir, listing, listed, sink)
+                && !answers::is_known(&Question::Stat(lower.join(name)))
+            {
+                return Ok(Passed::To(passed));
+            }
+            passed = *cookie;
             let kind_of = |ino: Ino| self.tree.node(ino).map_or(FileKind::File, |node| node.kind());
-            let (ino, kind) = match (dentry, in_base) {
+            let (ino, kind) = match (self.tree.dentry(dir, name), in_base) {
                 (Some(Dentry::Child { ino, .. }), _) => (*ino, kind_of(*ino)),
-                (None, Some(known)) if is_of_this_base => *known,
+                (None, Some(known)) if listing.epoch == self.lower.epoch() => *known,
                 // Removed since the listing was made.
                 (Some(Dentry::Whiteout(_)), _) => continue,
                 (None, _) => match self.find(dir, lower, name)? {
@@ -179,12 +321,12 @@ impl Core {
                 continue;
             }
             let entry = DirEntry { ino, cookie: *cookie, kind, name: name.as_bytes().to_vec() };
-            let hand_out = &mut || self.hand_out_listed(id, (dir, lower), opened, (name, ino));
-            if !take(entry, hand_out) {
-                return Ok(false);
+            let hand_out = &mut || self.hand_out_listed(id, (dir, lower), (name, ino));
+            if !sink.take(entry, hand_out) {
+                return Ok(Passed::Full);
             }
         }
-        Ok(true)
+        Ok(Passed::All)
     }
 
     /// Hands out the node of a listed name, unless the kernel holds it: then it most likely has
@@ -193,16 +335,14 @@ impl Core {
         &mut self,
         id: NodeId,
         (dir, lower): (Ino, Option<&TreePath>),
-        opened: Option<&DirLookup>,
         (name, ino): (&Name, Ino),
     ) -> Option<Entry> {
         if self.held.id_of(ino).is_some() {
             return None;
         }
-        let found = self.find_in(dir, lower, name, opened);
         // An error is reported when the kernel looks the name up. If the name has another node by
         // now, the kernel may hold that one.
-        let found = found.ok().filter(|found| found.ino() == Some(ino))?;
+        let found = self.find(dir, lower, name).ok().filter(|found| found.ino() == Some(ino))?;
         self.note_alias(dir, name, &found);
         let entry = self.hand_out(id, found).ok()?;
         self.coherence.name_looked_up(id, name);

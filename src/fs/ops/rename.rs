@@ -1,6 +1,7 @@
 //! Rename (renameat2(2)). A directory moves as one name, whatever is below it.
 
 use crate::error::{FsError, FsResult};
+use crate::fs::merged::answers;
 use crate::fs::ops::slot::Slot;
 use crate::fs::{Core, Found, Fs, Move, Need, Refused};
 use crate::store::edits_log::How;
@@ -34,40 +35,53 @@ impl Fs {
         mode: RenameMode,
         pid: u32,
     ) -> FsResult<()> {
-        self.with_room(Need::Less, || self.try_rename((from_dir, from), (to_dir, to), mode, pid))
-    }
-
-    fn try_rename(
-        &self,
-        (from_dir, from): (NodeId, &Name),
-        (to_dir, to): (NodeId, &Name),
-        mode: RenameMode,
-        pid: u32,
-    ) -> FsResult<()> {
-        let (mut core, asked) = self.core_for_names(&[(from_dir, from), (to_dir, to)]);
-        core.need_record(&self.store)?;
-        if from_dir != to_dir {
-            // The kernel sends one rename between directories at a time, so it has completed the
-            // one before.
-            core.links.finish_moves();
-        }
-        core.coherence.check_name_is_current(from_dir, from)?;
-        if mode == RenameMode::Exchange {
-            core.coherence.check_name_is_current(to_dir, to)?;
-        }
-        let source = core.slot(from_dir, from, &asked)?;
-        let target = core.slot(to_dir, to, &asked)?;
-        let renamed = core.rename(&source, &target, mode);
-        if renamed == Err(FsError::LeavesJail) {
-            let (path, to) = (core.slot_path(&source)?, core.slot_path(&target)?);
-            drop(core);
-            self.refuse(path, Refused::Rename(to), pid);
-        }
-        renamed
+        let names = [(from_dir, from), (to_dir, to)];
+        self.with_room(Need::Less, || {
+            let renamed = self.with_names(&names, |core| {
+                core.need_record(&self.store)?;
+                core.try_rename(names, mode)
+            });
+            if let Renamed::LeavesJail(path, to) = renamed? {
+                self.refuse(path, Refused::Rename(to), pid);
+                return Err(FsError::LeavesJail);
+            }
+            Ok(())
+        })
     }
 }
 
+/// The result of a rename.
+enum Renamed {
+    Done,
+    /// Symlinks in the directory of the first path would lead out of the jail at the second.
+    LeavesJail(TreePath, TreePath),
+}
+
 impl Core {
+    fn try_rename(
+        &mut self,
+        [(from_dir, from), (to_dir, to)]: [(NodeId, &Name); 2],
+        mode: RenameMode,
+    ) -> FsResult<Renamed> {
+        if from_dir != to_dir {
+            // The kernel sends one rename between directories at a time, so it has completed the
+            // one before.
+            self.links.finish_moves();
+        }
+        self.coherence.check_name_is_current(from_dir, from)?;
+        if mode == RenameMode::Exchange {
+            self.coherence.check_name_is_current(to_dir, to)?;
+        }
+        let (source, target) = (self.slot(from_dir, from)?, self.slot(to_dir, to)?);
+        match self.rename(&source, &target, mode) {
+            Ok(()) => Ok(Renamed::Done),
+            Err(FsError::LeavesJail) => {
+                Ok(Renamed::LeavesJail(self.slot_path(&source)?, self.slot_path(&target)?))
+            }
+            Err(error) => Err(error),
+        }
+    }
+
     fn rename(&mut self, source: &Slot, target: &Slot, mode: RenameMode) -> FsResult<()> {
         let Some(moved) = source.found.ino() else { return Err(FsError::NotFound) };
         match (mode, &target.found) {
@@ -146,13 +160,14 @@ impl Core {
         meta.ctime = clock::now();
         edits.push(Edit::Meta { ino, meta });
 
-        let paths = self.paths_for_history(source, target);
+        let paths = self.paths_for_history(source, target)?;
+        let orphan = self.orphan_of(&edits, &target.found)?;
         if !moves_dir && let Some((from, to)) = &paths {
-            self.before_loss(target.dir(), &target.name, &target.found, How::Replaced);
+            self.before_loss(target.dir(), &target.name, &target.found, How::Replaced)?;
             let is_over = target.found.ino().is_some();
-            self.before_move(from, &source.found, to, is_over);
+            self.before_move(from, &source.found, to, is_over)?;
         }
-        self.commit_with_orphan(edits, &target.found)?;
+        self.commit_with_orphan(edits, orphan)?;
         if moves_dir && let Some((from, to)) = paths {
             self.dir_moved(from, to);
         }
@@ -205,7 +220,7 @@ impl Core {
             }
         }
         if a_is_dir || b_is_dir {
-            let paths = self.paths_for_history(source, target);
+            let paths = self.paths_for_history(source, target)?;
             self.commit(edits)?;
             if let Some((a, b)) = paths {
                 self.dirs_exchanged(a, b);
@@ -213,7 +228,7 @@ impl Core {
             return Ok(());
         }
         for slot in [source, target] {
-            self.before_loss(slot.dir(), &slot.name, &slot.found, How::Replaced);
+            self.before_loss(slot.dir(), &slot.name, &slot.found, How::Replaced)?;
         }
         self.commit(edits)
     }
@@ -236,8 +251,19 @@ impl Core {
     }
 
     /// The old and the new path of a rename, if the edit history follows it.
-    fn paths_for_history(&self, source: &Slot, target: &Slot) -> Option<(TreePath, TreePath)> {
-        let paths = || Some((self.slot_path(source).ok()?, self.slot_path(target).ok()?));
-        self.records_edits().then(paths).flatten()
+    ///
+    /// # Errors
+    /// [`FsError::BaseNotAsked`].
+    fn paths_for_history(
+        &self,
+        source: &Slot,
+        target: &Slot,
+    ) -> FsResult<Option<(TreePath, TreePath)>> {
+        if !self.records_edits() {
+            return Ok(None);
+        }
+        let from = answers::known(self.slot_path(source))?;
+        let to = answers::known(self.slot_path(target))?;
+        Ok(from.zip(to))
     }
 }

@@ -1,11 +1,12 @@
 //! A name in a directory, as an operation on names finds it.
 
+use std::sync::Arc;
+
 use crate::error::{FsError, FsResult};
-use crate::fs::asked::Asked;
 use crate::fs::merged::lower::LowerNode;
-use crate::fs::{Core, Found, Target};
+use crate::fs::{Core, Extents, Found, Target};
 use crate::sys::clock;
-use crate::tree::{Dentry, Edit};
+use crate::tree::{Dentry, Edit, Node};
 use crate::types::{FileKind, Ino, Name, NodeId, TreePath};
 
 /// The most links of a file or directory, as on ext4.
@@ -25,6 +26,13 @@ pub(super) struct Slot {
     pub(super) found: Found,
 }
 
+/// A node that becomes an orphan.
+pub(super) struct Orphan {
+    id: NodeId,
+    record: (Arc<Node>, Extents),
+    target: Target,
+}
+
 impl Slot {
     /// The directory, as the edit history takes it.
     pub(super) fn dir(&self) -> (Ino, Option<&TreePath>) {
@@ -38,14 +46,13 @@ impl Core {
     /// # Errors
     /// EROFS for the name of the snapshot directory; ENOENT for a directory that is gone; ENOTDIR;
     /// EACCES for a hidden directory; those of the base.
-    pub(super) fn slot(&self, parent: NodeId, name: &Name, asked: &Asked) -> FsResult<Slot> {
+    pub(super) fn slot(&self, parent: NodeId, name: &Name) -> FsResult<Slot> {
         if parent == NodeId::ROOT && self.snapdir_name.as_ref() == Some(name) {
             return Err(FsError::ReadOnly);
         }
-        let (dir, lower, dir_node) = self.live_dir(parent, asked)?;
+        let (dir, lower, dir_node) = self.live_dir(parent)?;
         self.check_dir(lower.as_ref())?;
-        let lookup = |path: &TreePath| asked.lookup(&self.lower, path);
-        let found = self.find_by(dir, lower.as_ref(), name, lookup)?;
+        let found = self.find(dir, lower.as_ref(), name)?;
         Ok(Slot { parent, dir, lower, dir_node, name: name.clone(), found })
     }
 
@@ -160,12 +167,12 @@ impl Core {
         Ok(edits)
     }
 
-    /// Commits edits that may remove the node of `found`. If the kernel holds that node, it becomes
-    /// an orphan.
+    /// The orphan that edits will make of the node of `found`: none if it stays, or if the kernel
+    /// does not hold it. Its record must be read before the edits remove it.
     ///
     /// # Errors
-    /// As [`Core::commit`], and those of the base.
-    pub(super) fn commit_with_orphan(&mut self, edits: Vec<Edit>, found: &Found) -> FsResult<()> {
+    /// Those of the base.
+    pub(super) fn orphan_of(&self, edits: &[Edit], found: &Found) -> FsResult<Option<Orphan>> {
         let removed = match found {
             Found::Upper(ino, _) => edits
                 .iter()
@@ -178,11 +185,22 @@ impl Core {
             Found::Nothing(_) => None,
         };
         let held = removed.and_then(|(ino, target)| Some((self.held.id_of(ino)?, target)));
-        let Some((id, target)) = held else { return self.commit(edits) };
-        // The record must be read before the edits remove it. The node becomes an orphan only if
-        // the journal took the edits.
-        let record = self.record_and_extents(&target)?;
+        let Some((id, target)) = held else { return Ok(None) };
+        Ok(Some(Orphan { id, record: self.record_and_extents(&target)?, target }))
+    }
+
+    /// Commits edits. The node that they remove becomes an orphan, but only if the journal took
+    /// them.
+    ///
+    /// # Errors
+    /// As [`Core::commit`].
+    pub(super) fn commit_with_orphan(
+        &mut self,
+        edits: Vec<Edit>,
+        orphan: Option<Orphan>,
+    ) -> FsResult<()> {
         self.commit(edits)?;
+        let Some(Orphan { id, record, target }) = orphan else { return Ok(()) };
         if let Target::Base(_, _, node) = &target {
             self.coherence.note_recorded(&mut self.held, id, node);
         }

@@ -11,7 +11,6 @@
 use std::sync::Arc;
 
 use crate::error::{FsError, FsResult};
-use crate::fs::asked::Asked;
 use crate::fs::links::{LinkReply, Move, Refusal, Refused};
 use crate::fs::merged::jail_walk::{self, Resolved};
 use crate::fs::{Core, Found, Fs, Target};
@@ -31,11 +30,7 @@ impl Fs {
             return self.snapdir_readlink(id, pid);
         }
         let jail = Arc::clone(&self.jail.lock());
-        let judged = {
-            let (mut core, asked) = self.core_for_node(id);
-            core.judge_link(&jail, id, &asked)?
-        };
-        match judged {
+        match self.with_node(id, |core| core.judge_link(&jail, id))? {
             Judged::Reply(reply) => Ok(reply),
             Judged::Outside { path, text } => {
                 self.refuse(path, Refused::Link(text), pid);
@@ -57,8 +52,8 @@ impl Fs {
         if id.is_in_snapdir() {
             return self.snapdir_link_text(id);
         }
-        let (core, asked) = self.core_for_node(id);
-        match &core.record_of(&core.target(id, &asked)?)?.body {
+        let record = self.with_node(id, |core| core.record_of(&core.target(id)?))?;
+        match &record.body {
             Body::Symlink { target } => Ok(target.clone()),
             Body::File { .. } | Body::Dir { .. } | Body::Special => Err(FsError::Invalid),
         }
@@ -90,11 +85,11 @@ enum Judged {
 
 impl Core {
     /// Judges a link by the jail, and serves its text if it stays inside.
-    fn judge_link(&mut self, jail: &Jail, id: NodeId, asked: &Asked) -> FsResult<Judged> {
+    fn judge_link(&mut self, jail: &Jail, id: NodeId) -> FsResult<Judged> {
         if self.held.get(id).is_some_and(|held| held.retired) {
             return Err(FsError::Stale);
         }
-        let target = self.target(id, asked)?;
+        let target = self.target(id)?;
         let node = self.record_of(&target)?;
         let Body::Symlink { target: text } = &node.body else { return Err(FsError::Invalid) };
         let link = match &target {
@@ -109,7 +104,7 @@ impl Core {
             }
             Resolved::Escapes => {
                 let (Target::Upper(ino) | Target::Base(ino, ..) | Target::Orphan(ino)) = &target;
-                let path = self.path_of(*ino).unwrap_or_default();
+                let path = self.path_of(*ino)?.unwrap_or_default();
                 Ok(Judged::Outside { path, text: text.clone() })
             }
         }

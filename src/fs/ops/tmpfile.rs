@@ -25,13 +25,14 @@ impl Fs {
         let body = Body::File { size: 0, origin: None };
         let new = NewNode { mode, rdev: 0, body, umask };
         self.with_room(Need::More, || {
-            let (mut core, asked) = self.core_for_node(dir);
-            let above = core.target(dir, &asked)?;
-            if matches!(above, Target::Orphan(_)) {
-                return Err(FsError::NotFound);
-            }
-            let above = core.record_of(&above)?;
-            core.create_unnamed(&self.store, &above, &new, caller)
+            self.with_node(dir, |core| {
+                let above = core.target(dir)?;
+                if matches!(above, Target::Orphan(_)) {
+                    return Err(FsError::NotFound);
+                }
+                let above = core.record_of(&above)?;
+                core.create_unnamed(&self.store, &above, &new, caller)
+            })
         })
     }
 }

@@ -1,6 +1,7 @@
 //! A node that is about to change: in the tree, or among the orphans.
 
 use crate::error::{FsError, FsResult};
+use crate::fs::merged::answers;
 use crate::fs::merged::state::SCRATCH;
 use crate::fs::{Core, Target};
 use crate::tree::{Edit, Tree};
@@ -68,9 +69,11 @@ impl Core {
         if !node.is_orphan {
             return self.commit(edits);
         }
+        answers::check_complete()?;
         if self.held.orphans_mut().apply(node.key, &edits)? {
             self.quota.measure_soon();
         }
+        answers::note_committed();
         Ok(())
     }
 }

@@ -27,6 +27,14 @@ enum Run {
     Fresh(ByteRange),
 }
 
+/// The blocks that a fresh run takes, and the bytes that the file has in them before and after the
+/// run.
+struct Fill {
+    blocks: ByteRange,
+    left: Vec<u8>,
+    right: Vec<u8>,
+}
+
 /// Adds a range to the runs that go to fresh addresses, and merges it with an adjacent one.
 fn push_fresh(runs: &mut Vec<Run>, range: ByteRange) {
     match runs.last_mut() {
@@ -64,31 +72,44 @@ impl Core {
             Run::Fresh(part) => part.len(),
         });
         self.need_bytes(store, fresh.sum())?;
+        // All that must be read is read before the first byte is written.
+        let mut fills = Vec::new();
+        for run in &runs {
+            if let Run::Fresh(part) = run {
+                let blocks = self.fill_range(file, *part, range, size.max(range.end))?;
+                fills.push(self.fill_of(file, *part, blocks)?);
+            }
+        }
+        let mut fills = fills.into_iter();
         for run in runs {
             match run {
                 Run::InPlace(part, at) => {
                     self.pool_of(file)?.write(at, slice(bytes, offset, part)?)?;
                 }
                 Run::Fresh(part) => {
-                    let blocks = self.fill_range(file, part, range, size.max(range.end))?;
-                    let middle = slice(bytes, offset, part)?;
-                    edits.push(self.write_fresh(file, (part, middle), blocks, size)?);
+                    let fill = fills.next().ok_or(FsError::Damage("a run without its block"))?;
+                    edits.push(self.write_fresh(file, slice(bytes, offset, part)?, fill, size)?);
                 }
             }
         }
         Ok(edits)
     }
 
-    /// Writes the bytes of `part` and the present bytes around it in `blocks` to fresh addresses.
+    /// The present bytes around `part` in `blocks`.
+    fn fill_of(&self, file: Writable, part: ByteRange, blocks: ByteRange) -> FsResult<Fill> {
+        let left = self.current_bytes(file, ByteRange { start: blocks.start, end: part.start });
+        let right = self.current_bytes(file, ByteRange { start: part.end, end: blocks.end });
+        Ok(Fill { blocks, left: left?, right: right? })
+    }
+
+    /// Writes bytes and those around them to fresh addresses.
     fn write_fresh(
         &mut self,
         file: Writable,
-        (part, bytes): (ByteRange, &[u8]),
-        blocks: ByteRange,
+        bytes: &[u8],
+        Fill { blocks, left, right }: Fill,
         size: u64,
     ) -> FsResult<Edit> {
-        let left = self.current_bytes(file, ByteRange { start: blocks.start, end: part.start })?;
-        let right = self.current_bytes(file, ByteRange { start: part.end, end: blocks.end })?;
         self.quota.add(blocks.len());
         let layer = self.layer_of(file);
         let pool = self.pool_of(file)?;

@@ -111,13 +111,12 @@ impl Fs {
             });
         }
         let _guard = self.read_again();
-        let (state, found) = {
-            let (core, asked) = self.core_for_node(id);
-            match core.target(id, &asked)? {
-                Target::Upper(ino) => (core.state.clone(), Found::Upper(ino, None)),
-                Target::Base(..) => return Ok(Origin::Base),
-                Target::Orphan(_) => return Err(FsError::NoAttribute),
-            }
+        let (state, target) =
+            self.with_node(id, |core| Ok((core.state.clone(), core.target(id)?)))?;
+        let found = match target {
+            Target::Upper(ino) => Found::Upper(ino, None),
+            Target::Base(..) => return Ok(Origin::Base),
+            Target::Orphan(_) => return Err(FsError::NoAttribute),
         };
         if is_as_in_base(&state, &found)? {
             return Ok(Origin::Base);

@@ -189,13 +189,13 @@ impl Fs {
     /// # Errors
     /// [`Kind::CannotMount`] if the root already has the name.
     pub fn show_snapdir(&self, view: Option<SnapdirView>) -> Result<()> {
-        let mut core = self.core();
         if let Some(view) = &view {
             let attempt = || format!("show the checkpoints as '{}'", view.name);
-            let (root, lower) = core.state.root();
+            let state = self.state();
+            let (root, lower) = state.root();
             // A listing, not a lookup: the base may be a mount of jailfs, whose own snapshot
             // directory answers a lookup without being listed.
-            let names = core.state.merged_names(root, lower.as_ref());
+            let names = state.merged_names(root, lower.as_ref());
             let names = names
                 .map_err(|error| Error::new(Kind::CannotMount, attempt(), error.to_string()))?;
             if names.contains_key(&view.name) {
@@ -206,7 +206,7 @@ impl Fs {
                 ));
             }
         }
-        core.snapdir_name = view.as_ref().map(|view| view.name.clone());
+        self.core().snapdir_name = view.as_ref().map(|view| view.name.clone());
         *self.snapdir.view.lock() = view.map(|view| (view, clock::now()));
         Ok(())
     }

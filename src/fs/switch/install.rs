@@ -7,9 +7,10 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
-use crate::error::FsResult;
+use crate::error::{FsError, FsResult};
 use crate::fs::kernel::cached_attrs::CachedAttrs;
 use crate::fs::kernel::nodes::{Held, NodeState};
+use crate::fs::merged::answers;
 use crate::fs::merged::lower::{Extents, LowerNode};
 use crate::fs::switch::Invalidations;
 use crate::fs::switch::compare::{
@@ -208,12 +209,10 @@ impl Core {
             plan.listings.push(id);
         }
         // If the base lost it, its holders get the error that they would have got anyway.
-        let record = before
-            .record(&old)
-            .inspect_err(|error| {
-                log::warn!("restore: cannot keep node {} for its holders: {error}", ino.0);
-            })
-            .ok();
+        let lost = |error: FsError| {
+            log::warn!("restore: cannot keep node {} for its holders: {error}", ino.0);
+        };
+        let record = answers::known_or(before.record(&old), lost)?;
         plan.orphans.push(NewOrphan { id, ino, record });
         Ok(())
     }

@@ -6,6 +6,7 @@ use crate::fs::switch::seal::Replaced;
 use crate::fs::{Fs, Invalidations, State};
 use crate::store::layer::Upper;
 use crate::store::record::{Record, Seal};
+use crate::sys::lock::allow_waits;
 use crate::tree::Tree;
 use crate::types::LayerId;
 
@@ -48,6 +49,7 @@ impl Fs {
         let mut gate = self.sync_gate.lock();
         self.finish_pending(&mut gate)?;
         let mut core = self.core();
+        let _allowed = allow_waits();
         let Some(state) = rebase(&core.state)? else { return Ok(Rebasing::Moved(next)) };
         let from = core.state.clone();
         let is_changed = core.upper.is_changed();

@@ -13,6 +13,7 @@ use crate::fs::{Core, Fs, Invalidations, State};
 use crate::store::layer::Upper;
 use crate::store::record::{Record, Seal};
 use crate::sys::clock;
+use crate::sys::lock::allow_waits;
 use crate::tree::Edit;
 use crate::types::LayerId;
 
@@ -77,6 +78,7 @@ impl Fs {
         make: impl FnOnce(&State) -> FsResult<(Vec<Edit>, State)>,
     ) -> Result<Changed> {
         let (layer, from, to, sealed) = self.seal_and(next, (seal, None), |core| {
+            let _allowed = allow_waits();
             let (edits, after) = make(&core.state)?;
             if edits.is_empty() {
                 return Ok((after, Invalidations::default()));

@@ -15,6 +15,7 @@ use super::content::{push_extent, same_bytes, state_of};
 use super::histories::{Entry, PathHistory};
 use super::{Clock, EditHistory, pinned_ranges};
 use crate::error::{FsError, FsResult};
+use crate::fs::merged::answers;
 use crate::fs::{Core, DataRanges, Found, Fs, Invalidations, Need, State};
 use crate::store::edits_log::{Bounds, Content, EditsLogRecord, How, LogSync};
 use crate::store::record::Record;
@@ -210,7 +211,7 @@ impl Fs {
     /// # Errors
     /// `StepError`. Nothing has changed then.
     pub fn step(&self, path: &TreePath, step: Step) -> Result<Stepped, StepError> {
-        let wanted = self.core().resolve_step(path, step)?;
+        let wanted = self.with_core(|core| core.resolve_step(path, step))?;
         let wanted = match wanted.content {
             Some(content) => Wanted {
                 content: Some(self.in_current_epoch(path, wanted.number, content)?),
@@ -219,9 +220,11 @@ impl Fs {
             None => wanted,
         };
         // Only a failed file operation can be tried again after making room.
-        self.with_room(Need::Less, || match self.core().install_content(path, &wanted) {
-            Err(StepError::Failed(error)) => Err(error),
-            outcome => Ok(outcome),
+        self.with_room(Need::Less, || {
+            match self.with_core(|core| core.install_content(path, &wanted)) {
+                Err(StepError::Failed(error)) => Err(error),
+                outcome => Ok(outcome),
+            }
         })?
     }
 
@@ -318,7 +321,7 @@ impl Core {
         if attr.kind != FileKind::File {
             return Err(StepError::NotAFile(attr.kind));
         }
-        let content = self.content_found(&found).ok_or(StepError::Failed(FsError::FileTooBig))?;
+        let content = self.content_found(&found)?.ok_or(StepError::Failed(FsError::FileTooBig))?;
         Ok((found, Some(content)))
     }
 
@@ -388,10 +391,6 @@ impl Core {
     /// Installs the wanted content at its path.
     fn install_content(&mut self, path: &TreePath, wanted: &Wanted) -> Result<Stepped, StepError> {
         let (found, live) = self.file_at(path)?;
-        // The lock was released since the step was resolved, so the file may have changed.
-        if !same_bytes(live.as_ref(), wanted.from.as_ref()) {
-            self.save_top(path, live.clone());
-        }
         let content = self.current_content(path, wanted);
         let sizes = (live.as_ref().map(|c| c.node.size()), content.as_ref().map(|c| c.node.size()));
         let edits = match (&found, &content) {
@@ -417,7 +416,12 @@ impl Core {
             (found, None) => self.stage_unlink(path, found)?,
         };
         let ino = found.ino();
-        let invalidations = self.commit_in_place(edits)?;
+        let invalidations = self.commit_in_place(edits, |core| {
+            // The lock was released since the step was resolved, so the file may have changed.
+            if !same_bytes(live.as_ref(), wanted.from.as_ref()) {
+                core.save_top(path, live);
+            }
+        })?;
         if let Some(history) = &mut self.edits {
             if let Some(ino) = ino {
                 history.end_edit(ino);
@@ -486,8 +490,15 @@ impl Core {
     }
 
     /// Commits tree edits that the kernel did not request, and returns what it must invalidate.
-    fn commit_in_place(&mut self, edits: Vec<Edit>) -> FsResult<Invalidations> {
+    /// `before` is called when the base has answered all questions.
+    fn commit_in_place(
+        &mut self,
+        edits: Vec<Edit>,
+        before: impl FnOnce(&mut Core),
+    ) -> FsResult<Invalidations> {
         if edits.is_empty() {
+            answers::check_complete()?;
+            before(self);
             return Ok(Invalidations::default());
         }
         let mut after = self.state.clone();
@@ -495,7 +506,14 @@ impl Core {
             after.tree.apply(edit).map_err(|misfit| FsError::Damage(misfit.0))?;
         }
         let record = Record::Edits(edits);
-        Ok(self.install(after, false, |core| core.append(&record))?.0)
+        let record = |core: &mut Core| {
+            answers::check_complete()?;
+            before(core);
+            core.append(&record)
+        };
+        let (invalidations, ()) = self.install(after, false, record)?;
+        answers::note_committed();
+        Ok(invalidations)
     }
 }
 

@@ -61,7 +61,7 @@ impl Place {
     }
 
     fn live(&self) -> String {
-        let found = self.fs.core().resolve(&path()).unwrap();
+        let found = self.fs.with_core(|core| core.resolve(&path())).unwrap();
         String::from_utf8(self.fs.state().read_all(&found).unwrap()).unwrap()
     }
 }
@@ -72,9 +72,12 @@ fn a_write_during_an_undo_is_kept() {
     for text in ["one", "two", "three"] {
         place.put(text);
     }
-    let wanted = place.fs.core().resolve_step(&path(), Step::Undo(1)).unwrap();
+    let wanted = place.fs.with_core(|core| core.resolve_step(&path(), Step::Undo(1))).unwrap();
     place.fs.write(place.file, 5, b" and more", false).unwrap();
-    place.fs.core().install_content(&path(), &wanted).unwrap_or_else(|_| panic!("not undone"));
+    place
+        .fs
+        .with_core(|core| core.install_content(&path(), &wanted))
+        .unwrap_or_else(|_| panic!("not undone"));
     assert_eq!(place.live(), "two");
     assert_eq!(place.texts()[0], "three and more", "{:?}", place.texts());
     // A redo leads to it.
@@ -93,9 +96,12 @@ fn a_write_during_a_redo_is_kept() {
     }
     place.fs.step(&path(), Step::Undo(2)).unwrap_or_else(|_| panic!("not undone"));
     let entry = place.fs.lookup(NodeId::ROOT, &Name::new(b"a").unwrap()).unwrap();
-    let wanted = place.fs.core().resolve_step(&path(), Step::Redo(1)).unwrap();
+    let wanted = place.fs.with_core(|core| core.resolve_step(&path(), Step::Redo(1))).unwrap();
     place.fs.write(entry.id, 0, b"ONE", false).unwrap();
-    place.fs.core().install_content(&path(), &wanted).unwrap_or_else(|_| panic!("not redone"));
+    place
+        .fs
+        .with_core(|core| core.install_content(&path(), &wanted))
+        .unwrap_or_else(|_| panic!("not redone"));
     assert_eq!(place.live(), "two");
     assert!(place.texts().contains(&"ONE".to_owned()), "{:?}", place.texts());
 }
@@ -107,9 +113,12 @@ fn an_undo_installs_an_edit_whose_extents_changed_meanwhile() {
     for end in ["one", "two", "three"] {
         place.put(&text(end));
     }
-    let wanted = place.fs.core().resolve_step(&path(), Step::Undo(1)).unwrap();
+    let wanted = place.fs.with_core(|core| core.resolve_step(&path(), Step::Undo(1))).unwrap();
     place.fs.maintain_edits(true, &|| false);
-    place.fs.core().install_content(&path(), &wanted).unwrap_or_else(|_| panic!("not undone"));
+    place
+        .fs
+        .with_core(|core| core.install_content(&path(), &wanted))
+        .unwrap_or_else(|_| panic!("not undone"));
     assert!(place.live() == text("two"));
     place.fs.step(&path(), Step::Undo(1)).unwrap_or_else(|_| panic!("not undone"));
     assert!(place.live() == text("one"), "one edit further back");

@@ -5,13 +5,14 @@ use std::sync::Arc;
 
 use crate::base::{BaseStat, require_file};
 use crate::error::{FsError, FsResult};
+use crate::fs::merged::answers::{self, Question};
 use crate::fs::merged::extent_reader::HostExtent;
 use crate::fs::merged::fingerprint::ANY_TIMES;
 use crate::fs::merged::lower::{Lower, LowerNode, meta_of};
 use crate::store::record::PreNode;
 use crate::sys;
 use crate::tree::{Body, Node, Origin, Source, within};
-use crate::types::{ByteRange, Epoch, FileKind, Fingerprint, TreePath};
+use crate::types::{ByteRange, Epoch, FileKind, TreePath};
 
 /// The most runs of data that copy-up records for one base file. The last one extends to the end.
 const MAX_DATA_RUNS: usize = 1000;
@@ -28,50 +29,52 @@ impl Lower {
         match node {
             LowerNode::Pre(pre, _) => Ok(record_of_pre_image(path, pre)),
             LowerNode::Base(stat) => {
-                let xattrs = self.xattrs(path, node)?;
+                let origin = || Arc::new(Origin { path: path.clone(), print: stat.fingerprint() });
+                // All questions are put before the first missing answer counts, so that a served
+                // operation runs again once.
+                let xattrs = self.xattrs(path, node);
+                let mut extents = Ok(Vec::new());
                 let body = match stat.kind {
                     FileKind::File => {
-                        let origin = Origin { path: path.clone(), print: stat.fingerprint() };
-                        Body::File { size: stat.size, origin: Some(Arc::new(origin)) }
+                        let origin = origin();
+                        extents = self.data_of(&origin, stat);
+                        Body::File { size: stat.size, origin: Some(origin) }
                     }
                     FileKind::Dir => Body::Dir { base: Some(path.clone()) },
-                    FileKind::Symlink => {
-                        Body::Symlink { target: self.base.readlink_with_stat(path, stat)? }
-                    }
+                    FileKind::Symlink => Body::Symlink { target: self.readlink(path, node)? },
                     FileKind::Fifo | FileKind::Socket | FileKind::Char | FileKind::Block => {
                         Body::Special
                     }
                 };
-                let extents = match &body {
-                    Body::File { origin: Some(origin), .. } => self.data_of(origin, stat),
-                    _ => Vec::new(),
-                };
-                Ok((Node { meta: meta_of(stat), xattrs, body }, extents))
+                Ok((Node { meta: meta_of(stat), xattrs: xattrs?, body }, extents?))
             }
         }
     }
 
     /// The extents of a base file. Holes have none, so only the space that the file takes on disk
     /// counts as content of the sandbox. A file whose holes cannot be found is one extent.
-    fn data_of(&self, origin: &Origin, stat: &BaseStat) -> Extents {
+    fn data_of(&self, origin: &Origin, stat: &BaseStat) -> FsResult<Extents> {
         let has_holes = stat.blocks.saturating_mul(512) < stat.size;
-        let runs = if has_holes { self.data_runs(origin, stat.size).ok() } else { None };
+        let runs =
+            if has_holes { answers::known(self.data_runs(origin, stat.size))? } else { None };
         let runs = runs.unwrap_or_else(|| vec![ByteRange::at(0, stat.size)]);
         let runs = runs.into_iter().filter(|run| !run.is_empty());
-        runs.map(|run| (run, Source::Base { offset: run.start })).collect()
+        Ok(runs.map(|run| (run, Source::Base { offset: run.start })).collect())
     }
 
     fn data_runs(&self, origin: &Origin, size: u64) -> FsResult<Vec<ByteRange>> {
         let file = self.open_origin(origin)?;
-        let (mut runs, mut at) = (Vec::new(), 0);
-        while let Some(start) = sys::file::seek_data(&file, at)?.filter(|start| *start < size) {
-            let hole = sys::file::seek_hole(&file, start)?.unwrap_or(size).min(size);
-            // A run has at least one byte, or this loop would not end.
-            let is_last = runs.len() + 1 >= MAX_DATA_RUNS || hole <= start;
-            at = if is_last { size } else { hole };
-            runs.push(ByteRange { start, end: at });
-        }
-        Ok(runs)
+        answers::answer(Question::DataRuns(origin.path.clone()), move || {
+            let (mut runs, mut at) = (Vec::new(), 0);
+            while let Some(start) = sys::file::seek_data(&file, at)?.filter(|start| *start < size) {
+                let hole = sys::file::seek_hole(&file, start)?.unwrap_or(size).min(size);
+                // A run has at least one byte, or this loop would not end.
+                let is_last = runs.len() + 1 >= MAX_DATA_RUNS || hole <= start;
+                at = if is_last { size } else { hole };
+                runs.push(ByteRange { start, end: at });
+            }
+            Ok(runs)
+        })
     }
 
     /// Where the bytes of a range of a node are, cut at its size.
@@ -183,56 +186,34 @@ impl Lower {
     /// # Errors
     /// [`FsError::Drift`]; those of the host.
     fn open_origin(&self, origin: &Origin) -> FsResult<Arc<File>> {
-        if let Some(file) = self.cached(&origin.path, &origin.print)? {
-            return Ok(file);
-        }
-        let opened =
-            self.base.stat(&origin.path).and_then(|seen| self.open_anew(&origin.path, &seen));
-        let file = match opened {
-            Ok(file) => file,
-            // The path has no node, or one that is not a regular file.
-            Err(
+        let (files, path, print) = (self.files.clone(), origin.path.clone(), origin.print);
+        let opened = answers::answer(Question::Origin(origin.path.clone()), move || {
+            files.open_as(&path, &print)
+        });
+        match opened {
+            Ok((file, now)) if self.files.is_as(&origin.print, &now) => Ok(file),
+            // The path has another file, no node, or one that is not a regular file.
+            Ok(_)
+            | Err(
                 FsError::NotFound
                 | FsError::NotADirectory
                 | FsError::IsADirectory
                 | FsError::Invalid,
-            ) => return Err(self.drift(&origin.path)),
-            Err(error) => {
-                self.problems.note_error(&origin.path, &error);
-                return Err(error);
-            }
-        };
-        match self.is_as(&origin.print, &Fingerprint::of(&file)?) {
-            true => Ok(file),
-            false => Err(self.drift(&origin.path)),
+            ) => Err(self.drift(&origin.path)),
+            Err(error) => Err(self.noted(&origin.path, error)),
         }
     }
 
-    /// Opens the base file that a lookup has just found as `seen`, or finds it open. A cached file
+    /// Opens the base file that a lookup has just found as `seen`, or finds it open. An open file
     /// must match `seen`, because the path may have another file by now, or the file other content.
     ///
     /// # Errors
     /// EACCES for a hidden file; those of the host.
     pub fn open(&self, path: &TreePath, seen: &BaseStat) -> FsResult<Arc<File>> {
         self.check_not_hidden(path)?;
-        match self.cached(path, &seen.fingerprint())? {
-            Some(file) => Ok(file),
-            None => self
-                .open_anew(path, seen)
-                .inspect_err(|error| self.problems.note_error(path, error)),
-        }
-    }
-
-    /// A file that is open already and has this fingerprint.
-    fn cached(&self, path: &TreePath, print: &Fingerprint) -> FsResult<Option<Arc<File>>> {
-        let Some(file) = self.files.lock().get(path) else { return Ok(None) };
-        Ok(self.is_as(print, &Fingerprint::of(&file)?).then_some(file))
-    }
-
-    fn open_anew(&self, path: &TreePath, seen: &BaseStat) -> FsResult<Arc<File>> {
-        let file = Arc::new(self.base.open_file_with_stat(path, seen)?);
-        self.files.lock().insert(path.clone(), Arc::clone(&file));
-        Ok(file)
+        let (files, asked, seen) = (self.files.clone(), path.clone(), *seen);
+        answers::answer(Question::Opened(path.clone()), move || files.open_seen(&asked, &seen))
+            .map_err(|error| self.noted(path, error))
     }
 }
 

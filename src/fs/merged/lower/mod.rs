@@ -5,20 +5,20 @@
 //! The lower also assigns each node its inode number.
 
 mod data;
+mod files;
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;
 
 use crate::base::{Base, BaseEntry, BaseStat, DirLookup};
 use crate::error::{FsError, FsResult};
+use crate::fs::merged::answers::{self, Question};
 use crate::fs::merged::attr::{Attr, blocks};
 use crate::fs::merged::base_problems::BaseProblems;
-use crate::fs::merged::fingerprint;
+use crate::fs::merged::lower::files::BaseFiles;
 use crate::fs::merged::pre_images::{PreHistory, PreImages};
-use crate::store::io::lru_cache::LruCache;
 use crate::store::record::PreNode;
 use crate::store::{ReadGuard, Store};
-use crate::sys::lock::{Rank, RankedMutex};
 use crate::tree::{Body, Meta, Origin, Xattrs};
 use crate::types::{Epoch, FileKind, Fingerprint, Ino, Name, Timestamp, TreePath};
 
@@ -29,9 +29,6 @@ std::thread_local! {
     /// The number of base nodes that this thread looked up.
     pub(in crate::fs) static LOOKUPS: std::cell::Cell<u64> = const { std::cell::Cell::new(0) };
 }
-
-/// The most base files that stay open for the next read.
-const OPEN_FILES: usize = 128;
 
 /// The names of a directory, with the inode number of each and, where the host reports it, the
 /// type.
@@ -113,15 +110,15 @@ pub struct Lower {
     store: Arc<Store>,
     epoch: Epoch,
     history: PreHistory,
-    /// Shared by all epochs of a base: an open file is used only if its fingerprint matches.
-    files: Arc<RankedMutex<LruCache<TreePath>>>,
+    /// Shared by all epochs of a base.
+    files: BaseFiles,
     problems: BaseProblems,
 }
 
 impl Lower {
     /// The base in `epoch`, given all applies so far.
     pub fn new(base: Arc<Base>, store: Arc<Store>, epoch: Epoch, history: PreHistory) -> Lower {
-        let files = Arc::new(RankedMutex::new(Rank::OpenFiles, LruCache::new(OPEN_FILES)));
+        let files = BaseFiles::of(Arc::clone(&base));
         Lower { base, store, epoch, history, files, problems: BaseProblems::default() }
     }
 
@@ -133,7 +130,7 @@ impl Lower {
             epoch,
             self.history.clone(),
         );
-        Lower { files: Arc::clone(&self.files), ..lower }
+        Lower { files: self.files.clone(), ..lower }
     }
 
     /// The epoch that it shows.
@@ -263,10 +260,18 @@ impl Lower {
     /// # Errors
     /// Those of the host.
     pub fn lookup(&self, path: &TreePath) -> FsResult<Option<(Ino, LowerNode)>> {
-        self.lookup_by(path, || self.base.stat(path))
+        self.lookup_by(path, || {
+            let (base, asked) = (Arc::clone(&self.base), path.clone());
+            answers::answer(Question::Stat(path.clone()), move || {
+                #[cfg(test)]
+                LOOKUPS.set(LOOKUPS.get() + 1);
+                base.stat(&asked)
+            })
+        })
     }
 
-    /// The node at `name` in an opened directory; `path` is the path of the name.
+    /// The node at `name` in an opened directory; `path` is the path of the name. A served
+    /// operation gets its answers by the path.
     ///
     /// # Errors
     /// As [`Lower::lookup`].
@@ -275,20 +280,18 @@ impl Lower {
         opened: &DirLookup,
         (path, name): (&TreePath, &Name),
     ) -> FsResult<Option<(Ino, LowerNode)>> {
+        if answers::is_serving() {
+            return self.lookup(path);
+        }
         self.lookup_by(path, || opened.stat(name))
     }
 
     /// As [`Lower::lookup`]; `stat` is what the base has at `path`.
-    ///
-    /// # Errors
-    /// As [`Lower::lookup`].
-    pub(in crate::fs) fn lookup_by(
+    fn lookup_by(
         &self,
         path: &TreePath,
         stat: impl FnOnce() -> FsResult<BaseStat>,
     ) -> FsResult<Option<(Ino, LowerNode)>> {
-        #[cfg(test)]
-        LOOKUPS.set(LOOKUPS.get() + 1);
         if let Some((node, epoch)) = self.pre_image(path, self.epoch) {
             return Ok(node.map(|pre| (pre.ino, LowerNode::Pre(Arc::clone(pre), epoch))));
         }
@@ -302,10 +305,7 @@ impl Lower {
                 Ok(Some((ino, LowerNode::Base(Box::new(stat)))))
             }
             Err(FsError::NotFound | FsError::NotADirectory) => Ok(None),
-            Err(error) => {
-                self.problems.note_error(path, &error);
-                Err(error)
-            }
+            Err(error) => Err(self.noted(path, error)),
         }
     }
 
@@ -322,7 +322,7 @@ impl Lower {
     /// # Errors
     /// Those of the host.
     pub fn list(&self, path: &TreePath) -> FsResult<Names> {
-        self.list_by(path, || self.base.list(path))
+        self.list_by(path, move |base, path| base.list(path))
     }
 
     /// The names of a directory that a lookup has just found as `seen`.
@@ -331,7 +331,10 @@ impl Lower {
     /// As [`Lower::list`].
     pub fn list_seen(&self, path: &TreePath, seen: &LowerNode) -> FsResult<Names> {
         match seen {
-            LowerNode::Base(stat) => self.list_by(path, || self.base.list_with_stat(path, stat)),
+            LowerNode::Base(stat) => {
+                let stat = stat.clone();
+                self.list_by(path, move |base, path| base.list_with_stat(path, &stat))
+            }
             LowerNode::Pre(..) => self.list(path),
         }
     }
@@ -339,7 +342,7 @@ impl Lower {
     fn list_by(
         &self,
         path: &TreePath,
-        list: impl FnOnce() -> FsResult<Vec<BaseEntry>>,
+        list: impl FnOnce(&Base, &TreePath) -> FsResult<Vec<BaseEntry>> + 'static,
     ) -> FsResult<Names> {
         let pre = self.pre_image(path, self.epoch).map(|(node, _)| node);
         let is_dir = |pre: &Arc<PreNode>| matches!(pre.node.body, Body::Dir { .. });
@@ -365,10 +368,14 @@ impl Lower {
     fn names_in_base(
         &self,
         path: &TreePath,
-        list: impl FnOnce() -> FsResult<Vec<BaseEntry>>,
+        list: impl FnOnce(&Base, &TreePath) -> FsResult<Vec<BaseEntry>> + 'static,
         has_pre_image: bool,
     ) -> FsResult<Names> {
-        let entries = match list() {
+        let (base, asked) = (Arc::clone(&self.base), path.clone());
+        let listed = answers::answer(Question::Names(path.clone()), move || {
+            list(&base, &asked).map(Arc::new)
+        });
+        let entries = match listed {
             Ok(entries) => entries,
             Err(FsError::NotFound | FsError::NotADirectory) => {
                 // An apply that removed the directory kept its names as pre-images.
@@ -381,16 +388,13 @@ impl Lower {
                 }
                 return Ok(Names::new());
             }
-            Err(error) => {
-                self.problems.note_error(path, &error);
-                return Err(error);
-            }
+            Err(error) => return Err(self.noted(path, error)),
         };
         let mut identities = self.store.identities().lock();
-        entries
-            .into_iter()
-            .map(|entry| Ok((entry.name, (identities.of(entry.dev, entry.ino)?, entry.kind))))
-            .collect()
+        let known = |entry: &BaseEntry| {
+            Ok((entry.name.clone(), (identities.of(entry.dev, entry.ino)?, entry.kind)))
+        };
+        entries.iter().map(known).collect()
     }
 
     /// All paths of the wanted nodes. The base has no reverse index, so this scans it, unless
@@ -420,7 +424,11 @@ impl Lower {
     /// EINVAL for another node, and those of the host.
     pub fn readlink(&self, path: &TreePath, node: &LowerNode) -> FsResult<Vec<u8>> {
         match node {
-            LowerNode::Base(stat) => self.base.readlink_with_stat(path, stat),
+            LowerNode::Base(stat) => {
+                let (base, asked, stat) = (Arc::clone(&self.base), path.clone(), stat.clone());
+                let ask = move || base.readlink_with_stat(&asked, &stat);
+                answers::answer(Question::Text(path.clone()), ask)
+            }
             LowerNode::Pre(pre, _) => match &pre.node.body {
                 Body::Symlink { target } => Ok(target.clone()),
                 _ => Err(FsError::Invalid),
@@ -435,9 +443,12 @@ impl Lower {
     pub fn xattrs(&self, path: &TreePath, node: &LowerNode) -> FsResult<Xattrs> {
         match node {
             LowerNode::Base(stat) => {
-                let all: BTreeMap<_, _> =
-                    self.base.xattrs_with_stat(path, stat)?.into_iter().collect();
-                Ok((!all.is_empty()).then(|| Arc::new(all)))
+                let (base, asked, stat) = (Arc::clone(&self.base), path.clone(), stat.clone());
+                answers::answer(Question::Xattrs(path.clone()), move || {
+                    let all: BTreeMap<_, _> =
+                        base.xattrs_with_stat(&asked, &stat)?.into_iter().collect();
+                    Ok((!all.is_empty()).then(|| Arc::new(all)))
+                })
             }
             LowerNode::Pre(pre, _) => Ok(pre.node.xattrs.clone()),
         }
@@ -449,9 +460,7 @@ impl Lower {
     /// Whether a base file still has the expected fingerprint. On a filesystem without stable inode
     /// numbers ([`Base::has_stable_inodes`]) the number is not compared.
     pub fn is_as(&self, expected: &Fingerprint, found: &Fingerprint) -> bool {
-        let same_number = Fingerprint { ino: found.ino, ..*expected };
-        fingerprint::matches(expected, found)
-            || (!self.base.has_stable_inodes() && fingerprint::matches(&same_number, found))
+        self.files.is_as(expected, found)
     }
 
     /// Records that the base changed behind the sandbox, and returns the error that reports it.
@@ -462,6 +471,14 @@ impl Lower {
     /// Records a problem for `status`.
     pub(in crate::fs) fn note(&self, path: &TreePath, problem: &str) {
         self.problems.note(path, problem);
+    }
+
+    /// Records an error of the base, and returns it.
+    fn noted(&self, path: &TreePath, error: FsError) -> FsError {
+        if error != FsError::BaseNotAsked {
+            self.problems.note_error(path, &error);
+        }
+        error
     }
 
     /// The problems of the base so far.

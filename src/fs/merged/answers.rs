@@ -1,0 +1,247 @@
+//! Answers of the base to an operation that holds the core lock.
+//!
+//! The base may be a slow disk or a file server, so no request may wait for it under the lock of
+//! its head. An operation under that lock is *served*: a question to the base is answered from what
+//! was asked before. A question without an answer fails with [`FsError::BaseNotAsked`]. The caller
+//! then releases the lock, asks the base, and runs the operation again (`fs/asked.rs`).
+//!
+//! Always true:
+//! * A served operation that failed so has committed nothing but copy-ups, and a copy-up changes
+//!   nothing that a program can see. So it can run again.
+//! * The answers are those of the present thread, and only of the operation that it serves. A
+//!   thread that serves none asks the base at once.
+
+use std::any::Any;
+use std::cell::RefCell;
+
+use crate::error::{FsError, FsResult};
+use crate::types::{ByteRange, TreePath};
+
+/// A question to the base about a path.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(in crate::fs) enum Question {
+    /// The metadata of the node.
+    Stat(TreePath),
+    /// The names of the directory.
+    Names(TreePath),
+    /// The text of the symlink.
+    Text(TreePath),
+    /// The extended attributes of the node.
+    Xattrs(TreePath),
+    /// The file, opened, as a lookup has found it.
+    Opened(TreePath),
+    /// The file, opened, to which a copied-up node refers.
+    Origin(TreePath),
+    /// Where the file has data.
+    DataRuns(TreePath),
+    /// Bytes of the opened file.
+    Bytes(TreePath, ByteRange),
+}
+
+type Answer = Box<dyn Any>;
+
+/// A question that has no answer yet, and how to get it.
+struct Missing {
+    question: Question,
+    ask: Box<dyn FnOnce() -> Answer>,
+}
+
+/// The answers that an operation got so far.
+#[derive(Default)]
+pub(in crate::fs) struct Answers {
+    known: Vec<(Question, Answer)>,
+    missing: Vec<Missing>,
+    /// The operation has committed a change, so it must not run again.
+    is_committed: bool,
+}
+
+thread_local! {
+    static SERVED: RefCell<Option<Answers>> = const { RefCell::new(None) };
+}
+
+impl Answers {
+    /// Adds an answer that the caller got.
+    pub(in crate::fs) fn add<T: 'static>(&mut self, question: Question, answer: FsResult<T>) {
+        self.known.push((question, Box::new(answer)));
+    }
+
+    /// Runs an operation by these answers.
+    pub(in crate::fs) fn serve<T>(&mut self, operation: impl FnOnce() -> T) -> T {
+        /// Ends the serving, also if the operation panics.
+        struct Serving<'a>(&'a mut Answers);
+        impl Drop for Serving<'_> {
+            fn drop(&mut self) {
+                *self.0 = SERVED.take().unwrap_or_default();
+            }
+        }
+        self.is_committed = false;
+        let serving = Serving(self);
+        SERVED.set(Some(std::mem::take(serving.0)));
+        let result = operation();
+        drop(serving);
+        result
+    }
+
+    /// Asks the questions that the operation found no answer to. Returns whether there were any.
+    pub(in crate::fs) fn ask_missing(&mut self) -> bool {
+        let missing = std::mem::take(&mut self.missing);
+        let any = !missing.is_empty();
+        let asked = missing.into_iter().map(|missing| (missing.question, (missing.ask)()));
+        self.known.extend(asked);
+        any
+    }
+
+    /// Whether the operation found no answer to a question.
+    pub(in crate::fs) fn is_missing(&self) -> bool {
+        !self.missing.is_empty()
+    }
+
+    /// Drops all answers, because they may be of another epoch of the base.
+    pub(in crate::fs) fn clear(&mut self) {
+        self.known.clear();
+        self.missing.clear();
+    }
+
+    fn get<T: Clone + 'static>(&self, question: &Question) -> Option<FsResult<T>> {
+        let (_, answer) = self.known.iter().find(|(known, _)| known == question)?;
+        answer.downcast_ref::<FsResult<T>>().cloned()
+    }
+}
+
+/// The answer to a question; `ask` gets it from the base.
+///
+/// # Errors
+/// Those of the base; [`FsError::BaseNotAsked`] if a served operation must wait for the answer.
+pub(in crate::fs) fn answer<T: Clone + 'static>(
+    question: Question,
+    ask: impl FnOnce() -> FsResult<T> + 'static,
+) -> FsResult<T> {
+    let ask = SERVED.with_borrow_mut(|served| {
+        let Some(answers) = served.as_mut().filter(|answers| !answers.is_committed) else {
+            return Err(ask);
+        };
+        if let Some(known) = answers.get(&question) {
+            return Ok(known);
+        }
+        if !answers.missing.iter().any(|missing| missing.question == question) {
+            answers.missing.push(Missing { question, ask: Box::new(|| Box::new(ask())) });
+        }
+        Ok(Err(FsError::BaseNotAsked))
+    });
+    ask.unwrap_or_else(|ask| ask())
+}
+
+/// Whether this thread serves an operation that has the answer to a question.
+pub(in crate::fs) fn is_known(question: &Question) -> bool {
+    let knows = |answers: &Answers| answers.known.iter().any(|(known, _)| known == question);
+    SERVED.with_borrow(|served| served.as_ref().is_some_and(knows))
+}
+
+/// Whether this thread serves an operation, whose questions must not wait for the base.
+pub(in crate::fs) fn is_serving() -> bool {
+    SERVED.with_borrow(|served| served.as_ref().is_some_and(|answers| !answers.is_committed))
+}
+
+/// Refuses to commit what an operation made without an answer that it needed.
+///
+/// # Errors
+/// [`FsError::BaseNotAsked`].
+pub(in crate::fs) fn check_complete() -> FsResult<()> {
+    let is_missing = SERVED.with_borrow(|served| served.as_ref().is_some_and(Answers::is_missing));
+    if is_missing { Err(FsError::BaseNotAsked) } else { Ok(()) }
+}
+
+/// The operation has committed a change that a program can see, so it does not run again. A
+/// question that it still has goes to the base at once.
+pub(in crate::fs) fn note_committed() {
+    SERVED.with_borrow_mut(|served| {
+        if let Some(answers) = served {
+            answers.is_committed = true;
+        }
+    });
+}
+
+/// `None` for an error of the base that does not matter to the caller.
+///
+/// # Errors
+/// [`FsError::BaseNotAsked`].
+pub(in crate::fs) fn known<T>(result: FsResult<T>) -> FsResult<Option<T>> {
+    known_or(result, |_| ())
+}
+
+/// As [`known`]; `lost` gets the error that does not matter.
+///
+/// # Errors
+/// As [`known`].
+pub(in crate::fs) fn known_or<T>(
+    result: FsResult<T>,
+    lost: impl FnOnce(FsError),
+) -> FsResult<Option<T>> {
+    match result {
+        Ok(value) => Ok(Some(value)),
+        Err(FsError::BaseNotAsked) => Err(FsError::BaseNotAsked),
+        Err(error) => {
+            lost(error);
+            Ok(None)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::rc::Rc;
+
+    /// Asks for the names of `a`, which the base answers with 7, and counts how often it is asked.
+    fn ask(asked: &Rc<std::cell::Cell<u32>>) -> FsResult<u32> {
+        let asked = Rc::clone(asked);
+        answer(Question::Names(TreePath::parse(b"a").unwrap()), move || {
+            asked.set(asked.get() + 1);
+            Ok(7)
+        })
+    }
+
+    #[test]
+    fn a_served_operation_gets_each_answer_at_its_next_run() {
+        let (asked, mut answers) = (Rc::default(), Answers::default());
+        let first = answers.serve(|| (ask(&asked), ask(&asked), check_complete()));
+        assert_eq!(first, (NOT_ASKED, NOT_ASKED, Err(FsError::BaseNotAsked)));
+        assert_eq!((asked.get(), answers.is_missing()), (0, true));
+        assert!(answers.ask_missing());
+        assert_eq!(answers.serve(|| (ask(&asked), check_complete())), (Ok(7), Ok(())));
+        assert_eq!((asked.get(), answers.is_missing()), (1, false), "each question is put once");
+        answers.clear();
+        assert_eq!(answers.serve(|| ask(&asked)), NOT_ASKED, "another epoch");
+    }
+
+    const NOT_ASKED: FsResult<u32> = Err(FsError::BaseNotAsked);
+
+    #[test]
+    fn the_base_is_asked_at_once_after_a_commit_and_by_a_thread_that_serves_nothing() {
+        let (asked, mut answers) = (Rc::default(), Answers::default());
+        assert_eq!(ask(&asked), Ok(7));
+        let result = answers.serve(|| {
+            note_committed();
+            (ask(&asked), is_serving())
+        });
+        assert_eq!((result, asked.get(), answers.is_missing()), ((Ok(7), false), 2, false));
+        assert_eq!(answers.serve(|| ask(&asked)), NOT_ASKED, "the next operation");
+    }
+
+    #[test]
+    fn an_error_of_the_base_is_an_answer() {
+        let mut answers = Answers::default();
+        let ask = || answer::<u32>(Question::Stat(TreePath::root()), || Err(FsError::NotFound));
+        assert_eq!(answers.serve(|| known(ask())), Err(FsError::BaseNotAsked));
+        answers.ask_missing();
+        assert_eq!(answers.serve(|| known(ask())), Ok(None));
+    }
+
+    #[test]
+    fn a_panic_ends_the_serving() {
+        let panicked = std::panic::catch_unwind(|| {
+            Answers::default().serve(|| panic!("an operation of the test"));
+        });
+        assert!(panicked.is_err() && !is_serving());
+    }
+}

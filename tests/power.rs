@@ -143,7 +143,7 @@ impl Work {
 
     fn operation(&mut self) {
         self.seconds.fetch_add(2, Ordering::SeqCst);
-        let synced = match self.random.below(29) {
+        let synced = match self.random.below(31) {
             0..=7 => self.write(),
             8..=10 => self.replace(),
             11 => self.unlink(),
@@ -157,6 +157,7 @@ impl Work {
             22 => self.gc(),
             23..=25 => self.undo(),
             26 | 27 => self.reopen(),
+            28 | 29 => self.allocate(),
             _ => {
                 self.sandbox().compact().unwrap();
                 false
@@ -173,6 +174,17 @@ impl Work {
         let at = self.now.files.entry(file.clone()).or_default().len();
         self.sandbox().fs().write(id, at as u64, &bytes, false).unwrap();
         self.now.files.entry(file).or_default().extend(bytes);
+        false
+    }
+
+    /// Allocates space behind the content of a file.
+    fn allocate(&mut self) -> bool {
+        let (file, len) = (self.file(), self.bytes().len());
+        let id = self.make(&file);
+        let content = self.now.files.entry(file).or_default();
+        let at = content.len();
+        content.resize(at + len, 0);
+        self.sandbox().fs().fallocate(id, 0, at as u64, len as u64, false).unwrap();
         false
     }
 

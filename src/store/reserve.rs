@@ -13,6 +13,7 @@ use nix::errno::Errno;
 use crate::error::{Attempt, Result};
 use crate::store::Store;
 use crate::store::io::disk;
+use crate::types::ByteRange;
 
 const RESERVE: &str = "reserve";
 /// The largest reserve, in bytes.
@@ -53,8 +54,19 @@ impl Store {
 
     /// Releases the reserve. Returns whether that freed anything.
     pub fn release_reserve(&self) -> bool {
+        self.release_reserve_above(0)
+    }
+
+    /// As [`Store::release_reserve`], but only while the reserve is more than half of what the
+    /// store wants to keep.
+    pub fn release_large_reserve(&self) -> bool {
+        let half = self.reserve.lock().wanted / 2;
+        self.release_reserve_above(half)
+    }
+
+    fn release_reserve_above(&self, bytes: u64) -> bool {
         let mut reserve = self.reserve.lock();
-        let had = reserve.kept > 0;
+        let had = reserve.kept > bytes;
         if had && self.set_reserve(0).is_ok() {
             reserve.kept = 0;
         }
@@ -79,7 +91,7 @@ impl Store {
     /// Takes the reserve back, or as much of it as there is space for.
     pub fn keep_reserve(&self) {
         let mut reserve = self.reserve.lock();
-        let mut bytes = reserve.wanted;
+        let mut bytes = reserve.wanted.min(self.free_bytes()).max(LEAST);
         while reserve.kept == 0 && bytes >= LEAST {
             match self.set_reserve(bytes) {
                 Ok(()) => reserve.kept = bytes,
@@ -93,7 +105,7 @@ impl Store {
         let attempt = || format!("reserve {bytes} bytes in {}", self.dir.path().display());
         let file = self.dir.file(RESERVE, true)?;
         if bytes > 0
-            && let Err(error) = disk::allocate(&file, bytes)
+            && let Err(error) = disk::allocate(&file, ByteRange::at(0, bytes))
         {
             // The filesystem may have allocated a part.
             disk::cut(&file, 0).attempt(attempt)?;

@@ -1,5 +1,6 @@
 //! The space that a store takes on disk, and how blocks of its pools are freed.
 
+use std::fs::File;
 use std::os::unix::fs::MetadataExt;
 
 use nix::errno::Errno;
@@ -12,6 +13,26 @@ use crate::store::io::disk;
 use crate::store::layer::{INDEX, JOURNAL, LayerInfo, MAP, POOL, SUMS};
 use crate::sys::file::data_in;
 use crate::types::{ByteRange, LayerId};
+
+/// Bytes that a file takes on disk.
+fn allocated_bytes(file: &File) -> std::io::Result<u64> {
+    Ok(file.metadata()?.blocks() * 512)
+}
+
+/// Bytes of data in ranges of a file.
+fn data_bytes(file: &File, ranges: &[ByteRange]) -> std::io::Result<u64> {
+    ranges.iter().try_fold(0, |sum, range| {
+        Ok(sum + data_in(file, *range)?.iter().map(ByteRange::len).sum::<u64>())
+    })
+}
+
+/// The holes between ranges, which are sorted, up to `end`.
+fn holes_between(ranges: &[ByteRange], end: u64) -> Vec<ByteRange> {
+    let starts = std::iter::once(0).chain(ranges.iter().map(|range| range.end));
+    let ends = ranges.iter().map(|range| range.start).chain([end]);
+    let between = starts.zip(ends).map(|(start, end)| ByteRange { start, end });
+    between.filter(|range| !range.is_empty()).collect()
+}
 
 impl Store {
     /// Bytes that the store takes on disk.
@@ -41,25 +62,82 @@ impl Store {
             .sum()
     }
 
-    /// Frees ranges of the pool of a layer. Nothing may refer to them, now or later.
+    /// Frees ranges of the pool of a layer. Nothing may refer to them, now or later. Returns the
+    /// bytes.
     ///
     /// # Errors
-    /// As fallocate(2). A filesystem that cannot punch holes is no error; nothing is freed then.
-    pub fn punch_pool(&self, layer: LayerId, ranges: &[ByteRange]) -> Result<()> {
-        let Some(pool) = self.pool(layer)? else { return Ok(()) };
+    /// As fallocate(2), fstat(2) and lseek(2). A filesystem that cannot punch holes is no error;
+    /// nothing is freed then.
+    pub fn punch_pool(&self, layer: LayerId, ranges: &[ByteRange]) -> Result<u64> {
+        let Some(pool) = self.pool(layer)? else { return Ok(0) };
+        let attempt = || format!("free space in the pool of layer {layer}");
         let is_sealed = self.layer(layer).is_some_and(|info| info.seal.is_some());
+        let data = data_bytes(&pool, ranges).attempt(attempt)?;
+        let allocated = allocated_bytes(&pool).attempt(attempt)?;
         for range in ranges {
             // The kernel zeroes the last block of a file instead of freeing it, unless the range
             // covers the whole block.
             let end = if is_sealed { block_ceil(range.end) } else { range.end };
             match disk::punch(&pool, ByteRange { end, ..*range }) {
                 Err(error) if error.raw_os_error() == Some(Errno::EOPNOTSUPP as i32) => {
-                    return Ok(());
+                    return Ok(0);
                 }
-                other => other.attempt(|| format!("free space in the pool of layer {layer}"))?,
+                other => other.attempt(attempt)?,
             }
         }
-        Ok(())
+        // Of holes in the ranges, only the number of blocks tells whether they took space.
+        let freed = allocated.saturating_sub(allocated_bytes(&pool).attempt(attempt)?);
+        let most = ranges.iter().map(ByteRange::len).sum();
+        Ok(freed.min(most).max(data))
+    }
+
+    /// Frees the blocks of a sealed pool that were allocated and never written. They read as zeros
+    /// before and after. Returns the bytes.
+    ///
+    /// # Errors
+    /// As [`Store::punch_pool`].
+    pub fn free_unwritten(&self, layer: LayerId, data: &[ByteRange]) -> Result<u64> {
+        let Some(pool) = self.pool(layer)? else { return Ok(0) };
+        match self.has_unwritten(layer, &pool, data)? {
+            true => self.punch_pool(layer, &holes_between(data, self.pool_end(layer)?)),
+            false => Ok(0),
+        }
+    }
+
+    /// The ranges of a pool that may take space on disk: its data; of an upper layer also its
+    /// holes, if some of them have blocks.
+    ///
+    /// # Errors
+    /// As fstat(2) and lseek(2).
+    pub fn pool_space(&self, layer: LayerId) -> Result<Vec<ByteRange>> {
+        let data = self.pool_data(layer)?;
+        let is_sealed = self.layer(layer).is_some_and(|info| info.seal.is_some());
+        let Some(pool) = self.pool(layer)?.filter(|_| !is_sealed) else { return Ok(data) };
+        match self.has_unwritten(layer, &pool, &data)? {
+            true => Ok(vec![ByteRange { start: 0, end: self.pool_end(layer)? }]),
+            false => Ok(data),
+        }
+    }
+
+    /// Whether a pool may have blocks that are not data. A filesystem can count blocks of its own,
+    /// too.
+    fn has_unwritten(&self, layer: LayerId, pool: &File, data: &[ByteRange]) -> Result<bool> {
+        let allocated =
+            allocated_bytes(pool).attempt(|| format!("stat the pool of layer {layer}"))?;
+        Ok(allocated > data.iter().map(ByteRange::len).sum())
+    }
+
+    /// Bytes of data in ranges of a layer's addresses.
+    ///
+    /// # Errors
+    /// As lseek(2).
+    pub fn data_bytes(&self, layer: LayerId, ranges: &[ByteRange]) -> Result<u64> {
+        match self.pool(layer)? {
+            Some(pool) => {
+                data_bytes(&pool, ranges).attempt(|| format!("read the pool of layer {layer}"))
+            }
+            None => Ok(ranges.iter().map(ByteRange::len).sum()),
+        }
     }
 
     /// The ranges of the pool of a layer that take space on disk, in whole blocks of the

@@ -162,8 +162,8 @@ mod rules {
     }
 
     fn errno(name: &str) -> Option<Errno> {
-        use Errno::{EACCES, EAGAIN, EDQUOT, EFBIG, EINTR, EIO, ENOSPC, EPERM, EROFS};
-        let known = [EACCES, EAGAIN, EDQUOT, EFBIG, EINTR, EIO, ENOSPC, EPERM, EROFS];
+        use Errno::{EACCES, EAGAIN, EDQUOT, EFBIG, EINTR, EIO, ENOSPC, EOPNOTSUPP, EPERM, EROFS};
+        let known = [EACCES, EAGAIN, EDQUOT, EFBIG, EINTR, EIO, ENOSPC, EOPNOTSUPP, EPERM, EROFS];
         known.into_iter().find(|errno| format!("{errno:?}") == name)
     }
 

@@ -87,6 +87,20 @@ pub fn writeback_error<Fd: AsFd>(fd: Fd) -> io::Result<()> {
     Ok(())
 }
 
+/// Allocates blocks for `range`; a file that ends before it grows (fallocate(2) without flags).
+///
+/// # Errors
+/// Those of fallocate(2): ENOSPC, after which a part may be allocated; EOPNOTSUPP if the filesystem
+/// does not support it.
+pub fn allocate<Fd: AsFd>(fd: Fd, range: ByteRange) -> io::Result<()> {
+    if range.is_empty() {
+        return Ok(());
+    }
+    let flags = FallocateFlags::empty();
+    fallocate(fd, flags, to_offset(range.start)?, to_offset(range.len())?)?;
+    Ok(())
+}
+
 /// Frees the blocks of `range`. They then read as zeros, and the size stays (fallocate(2) with
 /// FALLOC_FL_PUNCH_HOLE).
 ///

@@ -159,7 +159,7 @@ impl Common {
             if self.is_stopping() {
                 return Ok(Some(bytes));
             }
-            self.store.write_checksums(info.header.layer)?;
+            bytes += self.store.write_checksums(info.header.layer)?;
         }
         Ok(Some(bytes))
     }
@@ -229,11 +229,10 @@ impl Common {
                 secured = true;
             }
             self.store.sync_remap(*layer)?;
-            bytes += unused.iter().map(|range| range.len()).sum::<u64>();
             to_free.push((*layer, unused));
         }
         if !to_free.is_empty() {
-            self.store.free(&to_free)?;
+            bytes = self.store.free(&to_free)?;
             self.store.tidy_archive()?;
         }
         Ok(Some(bytes))

@@ -207,7 +207,8 @@ impl Common {
         if let Some(remap) = remap {
             self.store.trim_checksums(layer, remap)?;
         }
-        self.store.punch_pool(layer, &taken)
+        self.store.punch_pool(layer, &taken)?;
+        Ok(())
     }
 
     /// The parts of files and of the edit history that lie in the pool of a layer. Each part of a

@@ -95,6 +95,13 @@ impl Overwritten {
                 self.note_synced();
             }
             36 => self.sandbox().compact().unwrap(),
+            37 => {
+                let file = self.id("allocated");
+                let fs = self.sandbox().fs();
+                let size = fs.getattr(file).unwrap().size;
+                fs.fallocate(file, 0, size, 20_000, false).unwrap();
+                fs.write(file, size, &[5; 9000], false).unwrap();
+            }
             _ => {
                 // As after a kill: nothing is synced, and the machine goes on.
                 self.sandbox = None;
@@ -147,6 +154,10 @@ fn run_overwrites(seed: u64) -> usize {
     let Work { base, store, sandbox, random, record, .. } = work;
     let (writes, synced) = (vec![Vec::new(); PARTS], Vec::new());
     let mut work = Overwritten { base, store, sandbox, random, record, written: 0, writes, synced };
+    if seed.is_multiple_of(2) {
+        let (file, len) = (work.id("f"), (PARTS * PART) as u64);
+        work.sandbox().fs().fallocate(file, 0, 0, len, false).unwrap();
+    }
     work.write(0..PARTS);
     work.sync();
     let made = work.at();

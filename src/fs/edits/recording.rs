@@ -10,7 +10,7 @@ use crate::error::{FsError, FsResult};
 use crate::fs::merged::answers;
 use crate::fs::{Core, Extents, Found, Fs, State};
 use crate::store::edits_log::{Content, EditsLogRecord, How, LoggedEdit};
-use crate::tree::Node;
+use crate::tree::{Node, Source};
 use crate::types::{ByteRange, FileKind, Ino, LayerId, Name, Timestamp, TreePath};
 
 /// An edit of a file with several names is kept for at most this many of them.
@@ -124,6 +124,7 @@ impl Core {
         else {
             return Ok(());
         };
+        let content = self.without_unwritten(content);
         let links = self.tree.links(ino).take(MAX_NAMES);
         let mut paths: Vec<TreePath> =
             links.filter_map(|(dir, name)| self.tree.path_in(dir, name)).collect();
@@ -169,9 +170,32 @@ impl Core {
     /// # Errors
     /// [`FsError::BaseNotAsked`].
     pub(super) fn content_found(&self, found: &Found) -> FsResult<Option<Arc<Content>>> {
-        let content = self.state.content(found);
         let lost = |error: FsError| log::debug!("keep the file before an edit: {error}");
-        Ok(answers::known_or(content, lost)?.flatten())
+        let content = answers::known_or(self.state.content(found), lost)?.flatten();
+        Ok(content.map(|content| self.without_unwritten(content)))
+    }
+
+    /// The content with holes where its pool was allocated and never written. Otherwise an edit
+    /// would pin these addresses, and a write to them would need fresh ones.
+    fn without_unwritten(&self, content: Arc<Content>) -> Arc<Content> {
+        let upper = self.upper.layer();
+        let written = |(range, source): &(ByteRange, Source)| match *source {
+            Source::Pool { layer, offset } if layer == upper => {
+                let parts = self.upper.pool.written_in(ByteRange::at(offset, range.len()));
+                let in_file = |part: ByteRange| {
+                    let skip = part.start - offset;
+                    let range = ByteRange::at(range.start + skip, part.len());
+                    (range, source.advanced(skip))
+                };
+                parts.into_iter().map(in_file).collect()
+            }
+            _ => vec![(*range, *source)],
+        };
+        let extents: Extents = content.extents.iter().flat_map(written).collect();
+        if extents == content.extents {
+            return content;
+        }
+        Arc::new(Content { extents, ..Content::clone(&content) })
     }
 
     /// Called before a name loses its file.

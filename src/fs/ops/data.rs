@@ -1,5 +1,6 @@
-//! Operations on the content of files: read, write, truncate, fallocate, seek, copy.
+//! Operations on the content of files: read, write, truncate, seek, copy.
 
+use std::cell::Cell;
 use std::sync::Arc;
 
 use crate::base::require_file;
@@ -10,6 +11,7 @@ use crate::fs::merged::extent_reader;
 use crate::fs::merged::extent_reader::{HostExtent, SeekTo};
 use crate::fs::merged::lower::Lower;
 use crate::fs::merged::read_plan::ReadPlan;
+use crate::fs::ops::fallocate::ZERO_RANGE;
 use crate::fs::ops::privileges::{PrivilegeBits, clear_capabilities};
 use crate::fs::ops::writable::Writable;
 use crate::fs::{Core, Fs, MAX_FILE_SIZE, Need, State, Target};
@@ -17,52 +19,6 @@ use crate::store::Store;
 use crate::sys::clock;
 use crate::tree::{Edit, Meta, Tree};
 use crate::types::{ByteRange, NodeId};
-
-/// Modes of fallocate(2).
-const KEEP_SIZE: i32 = 1;
-const PUNCH_HOLE: i32 = 2;
-const ZERO_RANGE: i32 = 16;
-
-/// The arguments of fallocate(2).
-#[derive(Clone, Copy)]
-struct Fallocate {
-    range: ByteRange,
-    keeps_size: bool,
-    zeroes: bool,
-}
-
-impl Fallocate {
-    fn parse(mode: i32, offset: u64, len: u64) -> FsResult<Fallocate> {
-        let keeps_size = mode & KEEP_SIZE != 0;
-        let zeroes = match mode & !KEEP_SIZE {
-            0 => false,
-            PUNCH_HOLE if keeps_size => true,
-            ZERO_RANGE => true,
-            _ => return Err(FsError::Unsupported),
-        };
-        let range = ByteRange::at(offset, len);
-        if range.is_empty() {
-            return Err(FsError::Invalid);
-        }
-        if range.end > MAX_FILE_SIZE {
-            return Err(FsError::FileTooBig);
-        }
-        Ok(Fallocate { range, keeps_size, zeroes })
-    }
-
-    /// The edits for a file of this size.
-    fn edits(self, file: Writable, size: u64) -> Vec<Edit> {
-        let mut edits = Vec::new();
-        let hole = ByteRange { start: self.range.start, end: self.range.end.min(size) };
-        if self.zeroes && !hole.is_empty() {
-            edits.push(Edit::Map { ino: file.key, range: hole, to: None });
-        }
-        if !self.keeps_size && self.range.end > size {
-            edits.push(Edit::Resize { ino: file.key, size: self.range.end });
-        }
-        edits
-    }
-}
 
 /// Where the bytes of a write come from and go to.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -172,14 +128,20 @@ impl Fs {
             return Err(FsError::FileTooBig);
         }
         let touch = if position == Position::WriteBack { Touch::WriteBack } else { Touch::Write };
-        self.with_room(Need::More, || {
+        let need = Cell::new(Need::More);
+        self.with_room_as(&need, || {
             self.with_node(id, |core| {
                 let target = core.content_target(id)?;
                 if position == Position::End {
                     core.check_append(id, &target, offset)?;
                 }
                 core.change_file(&self.store, target, privileges, touch, |core, store, file| {
-                    core.stage_write(store, file, offset, bytes)
+                    need.set(Need::More);
+                    let edits = core.stage_write(store, file, offset, bytes)?;
+                    if edits.is_empty() {
+                        need.set(Need::InPlace);
+                    }
+                    Ok(edits)
                 })
             })
         })
@@ -206,53 +168,6 @@ impl Fs {
                 })
             })
         })
-    }
-
-    /// Makes a file larger, or a range of it zeros (fallocate(2)). No space is reserved on disk, so
-    /// a later write can still meet a full disk.
-    ///
-    /// # Errors
-    /// EOPNOTSUPP for modes other than keep-size, punch-hole and zero-range; ENOSPC if more is
-    /// allocated than is free; as [`Fs::write`].
-    pub fn fallocate<'a>(
-        &self,
-        id: NodeId,
-        mode: i32,
-        offset: u64,
-        len: u64,
-        privileges: impl Into<PrivilegeBits<'a>>,
-    ) -> FsResult<()> {
-        let privileges = privileges.into();
-        let change = Fallocate::parse(mode, offset, len)?;
-        if !change.zeroes {
-            self.check_free_for(id, change.range)?;
-        }
-        self.with_room(Need::Less, || {
-            self.with_node(id, |core| {
-                let target = core.content_target(id)?;
-                core.change_file(&self.store, target, privileges, Touch::Write, |core, _, file| {
-                    Ok(change.edits(file, core.tree_of(file).size(file.key)))
-                })
-            })
-        })
-    }
-
-    /// Refuses to allocate a range of a file if its holes and what lies behind its end are more
-    /// than is free.
-    fn check_free_for(&self, id: NodeId, range: ByteRange) -> FsResult<()> {
-        let missing = self.with_node(id, |core| {
-            let target = core.target(id)?;
-            let size = core.attr_of(id, &target)?.size;
-            let behind = range.end.saturating_sub(range.start.max(size));
-            let holes = match target {
-                Target::Upper(ino) => core.tree.segments(ino, range),
-                Target::Orphan(key) => core.held.orphans().tree().segments(key, range),
-                Target::Base(..) => Vec::new(),
-            };
-            let holes = holes.into_iter().filter(|segment| segment.source.is_none());
-            Ok(holes.map(|segment| segment.range.len()).sum::<u64>().saturating_add(behind))
-        })?;
-        self.check_free(missing)
     }
 
     /// Finds data or a hole at or after an offset (lseek(2)).
@@ -407,7 +322,7 @@ impl Core {
 
     /// Changes the content of a file by the edits that `stage` returns, and its times and privilege
     /// bits with it.
-    fn change_file(
+    pub(super) fn change_file(
         &mut self,
         store: &Arc<Store>,
         target: Target,

@@ -6,6 +6,7 @@
 pub(in crate::fs) mod acl;
 pub(in crate::fs) mod attrs;
 pub(in crate::fs) mod data;
+mod fallocate;
 pub(in crate::fs) mod namespace;
 pub(in crate::fs) mod privileges;
 pub(in crate::fs) mod readdir;

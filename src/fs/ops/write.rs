@@ -55,11 +55,7 @@ impl Core {
         offset: u64,
         bytes: &[u8],
     ) -> FsResult<Vec<Edit>> {
-        if self.is_in_scratch(file) {
-            self.held.orphans_mut().scratch(store)?;
-        } else if file.is_orphan {
-            self.upper.note_changed();
-        }
+        self.open_pool_of(store, file)?;
         let range = ByteRange::at(offset, bytes.len() as u64);
         let size = self.tree_of(file).size(file.key);
         let mut edits = Vec::with_capacity(3);
@@ -123,7 +119,19 @@ impl Core {
         Ok(Edit::Map { ino: file.key, range: blocks, to })
     }
 
-    fn pool_of(&mut self, file: Writable) -> FsResult<&mut PoolWriter> {
+    /// Creates the scratch file if the content of a node is to be written there. Otherwise notes
+    /// that the pool has content that may get a record later.
+    pub(super) fn open_pool_of(&mut self, store: &Store, file: Writable) -> FsResult<()> {
+        if self.is_in_scratch(file) {
+            self.held.orphans_mut().scratch(store)?;
+        } else if file.is_orphan {
+            self.upper.note_changed();
+        }
+        Ok(())
+    }
+
+    /// The pool to which the content of a node is written.
+    pub(super) fn pool_of(&mut self, file: Writable) -> FsResult<&mut PoolWriter> {
         if !self.is_in_scratch(file) {
             return Ok(&mut self.upper.pool);
         }

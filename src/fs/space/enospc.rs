@@ -6,6 +6,8 @@
 //! can be punched, after the records that dropped it are synced and the reads under way have ended.
 //! An operation that itself frees space may also use the store's reserve.
 
+use std::cell::Cell;
+
 use nix::errno::Errno;
 
 use crate::error::{FsError, FsResult};
@@ -20,6 +22,9 @@ pub enum Need {
     More,
     /// For the record of a change that frees space, or leaves it as it is.
     Less,
+    /// For the record of a write in place. These may be many, so they leave half of the reserve to
+    /// operations that free space.
+    InPlace,
 }
 
 /// The result of an attempt to make space.
@@ -53,17 +58,27 @@ impl Fs {
         need: Need,
         operation: impl Fn() -> FsResult<T>,
     ) -> FsResult<T> {
+        let result = self.with_room_as(&Cell::new(need), operation);
+        if need == Need::Less && result.is_ok() {
+            self.reclaim.note_garbage();
+        }
+        result
+    }
+
+    /// As [`Fs::with_room`], for an operation that sets itself what it needs, and frees nothing.
+    pub(in crate::fs) fn with_room_as<T>(
+        &self,
+        need: &Cell<Need>,
+        operation: impl Fn() -> FsResult<T>,
+    ) -> FsResult<T> {
         let mut result = operation();
         // The first reclaimed space may be too little.
         for _ in 0..MOST_TRIES {
-            if !result.as_ref().is_err_and(is_full) || !self.make_room(need) {
+            if !result.as_ref().is_err_and(is_full) || !self.make_room(need.get()) {
                 break;
             }
             result = operation();
             self.store.keep_reserve();
-        }
-        if need == Need::Less && result.is_ok() {
-            self.reclaim.note_garbage();
         }
         result
     }
@@ -78,7 +93,12 @@ impl Fs {
             self.reclaim.note_garbage();
             made = self.try_to_make_room();
         }
-        made == Reclaimed::Space || need == Need::Less && self.store.release_reserve()
+        made == Reclaimed::Space
+            || match need {
+                Need::More => false,
+                Need::Less => self.store.release_reserve(),
+                Need::InPlace => self.store.release_large_reserve(),
+            }
     }
 
     /// Refuses to take more bytes than are free or can be freed without dropping edits.
@@ -108,8 +128,9 @@ impl Fs {
         }
     }
 
-    /// Punches what nothing needs of the pool of the upper layer. Returns the bytes, or none if
-    /// that cannot be done now, because a state is being read.
+    /// Punches what nothing needs of the pool of the upper layer. Allows programs to overwrite what
+    /// only dropped edits kept. Returns the bytes of both, or none if that cannot be done now,
+    /// because a state is being read.
     pub(in crate::fs) fn reclaim_unused(&self) -> Option<u64> {
         let _exclusive = self.exclusive_soon()?;
         if !self.reclaim.take_garbage_note() {
@@ -126,11 +147,12 @@ impl Fs {
     fn punch_unused(&self) -> Option<u64> {
         let live = self.live_set();
         if self.sync().is_err()
-            || self.secure_edits().is_err()
+            || self.store.with_reserve(|| self.secure_edits()).is_err()
             || !self.store.wait_for_read_epochs()
         {
             return None;
         }
+        let unpinned = self.unpin_dropped_edits(&live.edits);
         let mut ranges = LiveRanges::default();
         for (_, extent) in live.state.tree.all_extents().chain(live.orphans.all_extents()) {
             ranges.add(extent.source, extent.len);
@@ -141,8 +163,8 @@ impl Fs {
         }
         ranges.add_range(live.upper, ByteRange { start: live.end, end: u64::MAX });
         let unused = self.store.unused(live.upper, &ranges).ok()?;
-        self.store.punch_pool(live.upper, &unused).ok()?;
+        let bytes = self.store.punch_pool(live.upper, &unused).ok()?;
         self.measure_store();
-        Some(unused.iter().map(|range| range.len()).sum())
+        Some(bytes + unpinned)
     }
 }

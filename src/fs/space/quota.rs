@@ -5,8 +5,8 @@
 //!
 //! Always true:
 //! * New content, new nodes and larger attributes fail with ENOSPC at the limit.
-//! * A rename and a change of attributes take the bytes of a record. They are refused some way
-//!   above the limit, so that an editor can finish.
+//! * A rename, a change of attributes and a write in place take the bytes of a record. They are
+//!   refused some way above the limit, so that an editor can finish.
 //! * A removal and a truncation never fail: the number of names bounds them.
 //!
 //! To measure the store takes time. So written bytes are added up, and the store is measured again
@@ -97,6 +97,8 @@ impl Quota {
 
     fn check_bytes(&mut self, bytes: u64, usage: impl FnOnce() -> u64) -> FsResult<()> {
         let Some(limit) = self.limits.bytes else { return Ok(()) };
+        // Of a write in place, only the record takes space.
+        let limit = if bytes == 0 { with_records(limit) } else { limit };
         if self.used.saturating_add(bytes) <= limit {
             return Ok(());
         }
@@ -106,12 +108,17 @@ impl Quota {
 
     fn check_record(&mut self, usage: impl FnOnce() -> u64) -> FsResult<()> {
         let Some(limit) = self.limits.bytes else { return Ok(()) };
-        let most = limit.saturating_add(limit / RECORDS_PART).saturating_add(RECORDS_BYTES);
+        let most = with_records(limit);
         if self.used > most {
             self.refresh(usage);
         }
         if self.used > most { Err(FsError::LimitReached) } else { Ok(()) }
     }
+}
+
+/// How much may be stored if only a record is added.
+fn with_records(limit: u64) -> u64 {
+    limit.saturating_add(limit / RECORDS_PART).saturating_add(RECORDS_BYTES)
 }
 
 /// Space and nodes of a filesystem, as statvfs(3) reports them; space in blocks.

@@ -10,6 +10,7 @@ pub mod archived;
 pub mod checksums;
 pub mod live_ranges;
 pub mod pool;
+pub mod range_set;
 pub(in crate::store) mod read_epochs;
 pub mod remap;
 pub(in crate::store) mod unsynced;

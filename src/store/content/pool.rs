@@ -3,6 +3,8 @@
 //! * A pool is a sparse file. An address is an offset in it; a range that was never written takes
 //!   no space.
 //! * An address is allocated once and never again. So the extents of a sealed state never change.
+//! * Addresses can get blocks of the disk before they are written. They read as zeros until then.
+//!   lseek(2) calls them holes, so only the number of blocks tells that they take space.
 //!
 //! The first write to a file gets only the blocks that it needs, so small files lie side by side. A
 //! file that keeps growing gets windows of addresses that double from 64 KiB to 4 MiB. Sequential
@@ -12,8 +14,10 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::sync::Arc;
 
+use crate::store::content::range_set::RangeSet;
 use crate::store::content::unsynced::UnsyncedRanges;
 use crate::store::io::disk;
+use crate::sys::file::data_in;
 use crate::types::{ByteRange, Ino, LayerId};
 
 /// Pools are punched and checksummed in blocks of this many bytes.
@@ -49,6 +53,15 @@ struct Window {
     used: u64,
 }
 
+impl Window {
+    /// The address for a range of the file, if the range continues the window and fits into it.
+    fn place_of(&self, range: ByteRange) -> Option<u64> {
+        let fits = self.file_next == range.start
+            && self.pool_next.saturating_add(range.len()) <= self.pool_end;
+        fits.then_some(self.pool_next)
+    }
+}
+
 /// Allocates addresses in the pool of the upper layer and writes to it.
 pub struct PoolWriter {
     layer: LayerId,
@@ -59,17 +72,24 @@ pub struct PoolWriter {
     uses: u64,
     /// The ranges that a power cut may take.
     pub(in crate::store) unsynced: UnsyncedRanges,
+    /// Addresses below `next` that hold zeros, because they were never written.
+    unwritten: RangeSet,
 }
 
 impl PoolWriter {
     /// Writes to `file`, the pool of `layer`. New addresses begin after its end.
     ///
     /// # Errors
-    /// As fstat(2).
+    /// As fstat(2) and lseek(2).
     pub fn new(layer: LayerId, file: Arc<File>) -> std::io::Result<PoolWriter> {
         let next = block_ceil(file.metadata()?.len());
+        let mut unwritten = RangeSet::default();
+        unwritten.add(ByteRange { start: 0, end: next });
+        for data in data_in(&*file, ByteRange { start: 0, end: next })? {
+            unwritten.remove(data);
+        }
         let (windows, unsynced) = (HashMap::new(), UnsyncedRanges::default());
-        Ok(PoolWriter { layer, file, next, windows, uses: 0, unsynced })
+        Ok(PoolWriter { layer, file, next, windows, uses: 0, unsynced, unwritten })
     }
 
     /// The layer of the pool.
@@ -88,10 +108,8 @@ impl PoolWriter {
     pub fn allocate(&mut self, ino: Ino, range: ByteRange, growing: bool) -> u64 {
         self.uses += 1;
         if let Some(window) = self.windows.get_mut(&ino)
-            && window.file_next == range.start
-            && window.pool_next + range.len() <= window.pool_end
+            && let Some(at) = window.place_of(range)
         {
-            let at = window.pool_next;
             window.file_next = range.end;
             window.pool_next += range.len();
             window.used = self.uses;
@@ -114,6 +132,45 @@ impl PoolWriter {
         let (file_next, pool_next) = (range.end, at + range.len());
         self.windows.insert(ino, Window { file_next, pool_next, pool_end, size, used: self.uses });
         at
+    }
+
+    /// Allocates addresses as [`PoolWriter::allocate`] does, and blocks of the disk for them. They
+    /// read as zeros until they are written.
+    ///
+    /// # Errors
+    /// As fallocate(2). Then nothing is allocated.
+    pub fn preallocate(
+        &mut self,
+        ino: Ino,
+        range: ByteRange,
+        growing: bool,
+    ) -> std::io::Result<ByteRange> {
+        let place = self.windows.get(&ino).and_then(|window| window.place_of(range));
+        let at = ByteRange::at(place.unwrap_or(self.next), range.len());
+        let blocks = ByteRange { start: block_floor(at.start), end: block_ceil(at.end) };
+        if let Err(error) = disk::allocate(&self.file, blocks) {
+            // The filesystem may have allocated a part.
+            self.release(at);
+            return Err(error);
+        }
+        let at = ByteRange::at(self.allocate(ino, range, growing), range.len());
+        self.unsynced.note(at);
+        self.unwritten.add(at);
+        Ok(at)
+    }
+
+    /// Frees the blocks of preallocated addresses to which no record refers. The first block stays
+    /// if the addresses before them share it.
+    pub fn release(&self, addresses: ByteRange) {
+        let start = block_ceil(addresses.start);
+        if let Err(error) = self.reclaim(ByteRange { start, end: addresses.end.max(start) }) {
+            log::debug!("preallocated space of a pool is not freed before its seal: {error}");
+        }
+    }
+
+    /// The parts of a range of the pool that were written. The rest holds zeros.
+    pub fn written_in(&self, addresses: ByteRange) -> Vec<ByteRange> {
+        self.unwritten.missing_in(addresses)
     }
 
     /// Drops windows that were not used for long, if there are too many.
@@ -159,6 +216,7 @@ impl PoolWriter {
     pub fn write(&mut self, offset: u64, bytes: &[u8]) -> std::io::Result<()> {
         // Also if the write fails: it may have written a part.
         self.unsynced.note(ByteRange::at(offset, bytes.len() as u64));
+        self.unwritten.remove(ByteRange::at(offset, bytes.len() as u64));
         let addresses = (offset..).step_by(PIECE);
         let mut pieces = bytes.chunks(PIECE).zip(addresses);
         pieces.try_for_each(|(piece, at)| disk::write_at(&self.file, piece, at))

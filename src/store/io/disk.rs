@@ -82,12 +82,12 @@ pub(in crate::store) fn cut(file: &File, len: u64) -> io::Result<()> {
     Ok(())
 }
 
-/// Allocates blocks for the first `len` bytes of a file (fallocate(2)).
-pub(in crate::store) fn allocate(file: &File, len: u64) -> io::Result<()> {
+/// Allocates blocks for a range of a file (fallocate(2)). Bytes that were never written read as
+/// zeros. A file that ends before the range grows.
+pub(in crate::store) fn allocate(file: &File, range: ByteRange) -> io::Result<()> {
     failpoint::hit(Failpoint::StoreAllocate)?;
-    let len_signed = i64::try_from(len).map_err(|_| io::Error::from(Errno::EFBIG))?;
-    nix::fcntl::fallocate(file, nix::fcntl::FallocateFlags::empty(), 0, len_signed)?;
-    note!(Cut { ino: ino(file)?, len: len });
+    crate::sys::file::allocate(file, range)?;
+    note!(Cut { ino: ino(file)?, len: file.metadata()?.len() });
     Ok(())
 }
 

@@ -266,23 +266,25 @@ impl Store {
     }
 
     /// Frees addresses of layers: punches pools, and takes chunks out of the archive. Nothing may
-    /// refer to them, now or later.
+    /// refer to them, now or later. Returns the bytes.
     ///
     /// # Errors
-    /// As fallocate(2), and as the calls that publish a file.
-    pub fn free(&self, unused: &[(LayerId, Vec<ByteRange>)]) -> Result<()> {
-        let mut changes = Vec::new();
+    /// As [`Store::punch_pool`], and as the calls that publish a file.
+    pub fn free(&self, unused: &[(LayerId, Vec<ByteRange>)]) -> Result<u64> {
+        let (mut bytes, mut changes) = (0, Vec::new());
         for (layer, ranges) in unused {
             match &self.content(*layer)?.bytes {
-                Bytes::Pool(_) => self.punch_pool(*layer, ranges)?,
+                Bytes::Pool(_) => bytes += self.punch_pool(*layer, ranges)?,
                 Bytes::Archive(archived) => {
                     let Some(layer) = self.layers.archived.get(*layer)? else { continue };
+                    bytes += ranges.iter().map(ByteRange::len).sum::<u64>();
                     let content = archived.without(ranges);
                     changes.push(Change::Put(ArchivedLayer { content, ..layer }));
                 }
             }
         }
-        self.change_archive(changes)
+        self.change_archive(changes)?;
+        Ok(bytes)
     }
 
     /// Takes layers out of the archive. Layers that are not in it are skipped.

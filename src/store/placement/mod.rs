@@ -58,15 +58,16 @@ impl Store {
         Ok(located)
     }
 
-    /// The addresses of a layer that take space and are not live.
+    /// The addresses of a layer that take space and are not live. Of an upper layer, holes may be
+    /// among them.
     ///
     /// # Errors
-    /// As lseek(2), and damage of the archive.
+    /// As fstat(2) and lseek(2), and damage of the archive.
     pub fn unused(&self, layer: LayerId, live: &LiveRanges) -> Result<Vec<ByteRange>> {
         if let Bytes::Archive(archived) = &self.content(layer)?.bytes {
             return Ok(archived.unused(&live.of(layer)));
         }
-        Ok(live.unused(layer, &self.pool_data(layer)?))
+        Ok(live.unused(layer, &self.pool_space(layer)?))
     }
 
     /// The content of a layer. If its checksums cannot be read, logs a warning and leaves them out.

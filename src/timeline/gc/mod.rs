@@ -606,8 +606,8 @@ impl Common {
                 continue;
             }
             let unused = self.store.unused(layer, &places)?;
-            bytes += unused.iter().map(ByteRange::len).sum::<u64>();
             if dry_run {
+                bytes += self.store.data_bytes(layer, &unused)?;
                 continue;
             }
             // The last pre-image layer stays even if it is empty: its number counts the epochs.
@@ -616,6 +616,7 @@ impl Common {
             let has_no_tree = info.header.kind == LayerKind::Collected;
             let is_given_up = is_emptied || has_no_tree;
             if is_given_up && !refs.is_used(layer) && !places.is_used(layer) {
+                bytes += self.store.data_bytes(layer, &unused)?;
                 removed.push(layer);
             } else if !unused.is_empty() {
                 self.store.sync_remap(layer)?;
@@ -623,7 +624,7 @@ impl Common {
             }
         }
         if !dry_run {
-            self.store.free(&to_free)?;
+            bytes += self.store.free(&to_free)?;
             self.store.remove_layers(&removed)?;
             self.store.tidy_archive()?;
         }

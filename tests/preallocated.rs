@@ -475,3 +475,28 @@ fn an_allocated_range_can_be_written_on_a_full_disk() {
 fn an_allocated_range_can_be_written_on_a_full_btrfs() {
     fill_and_write(&image("256M", "btrfs"));
 }
+
+/// A host with blocks of 1 KiB tells holes within the blocks of a pool.
+#[test]
+fn small_blocks_of_a_disk_hide_no_bytes_beside_allocated_ones() {
+    let disk = "truncate -s 96M ../image; mkfs.ext4 -q -b 1024 ../image; \
+                mount -o loop ../image ../store";
+    let script = format!("mkdir -m 700 ../store; {disk}; chmod 700 ../store; echo base > base");
+    let live = Live::with_limit(&script, &[], Duration::from_secs(100));
+    let _disk = Disk(live.store.clone());
+    let mut puppet = live.puppet("");
+    puppet.run(PROGRAM);
+    puppet.run("os.posix_fallocate(f, 0, 1 << 20); os.pwrite(f, b'x' * 100, 6000)");
+    puppet.run("os.fsync(f); g = os.open('g', os.O_RDWR | os.O_CREAT)");
+    puppet.run("os.posix_fallocate(g, 0, 4 << 20); os.pwrite(g, b'y' * 100, 9000)");
+    live.jailfs(&["checkpoint", "one"]);
+    // Frees what the first checkpoint needs and the present state does not.
+    puppet.run("os.unlink('g'); os.close(g)");
+    live.jailfs(&["checkpoint", "two"]);
+    live.jailfs(&["drop", "one"]);
+    live.jailfs(&["gc"]);
+    let read = "os.pread(f, 1 << 20, 0) == bytes(6000) + b'x' * 100 + bytes((1 << 20) - 6100)";
+    puppet.gives(read, "True");
+    puppet.end();
+    assert_eq!(live.json(&["check", "--read-data"]).last().unwrap()["problems"], 0);
+}

@@ -170,7 +170,7 @@ fn delays_nothing_else(late: Late, operation: impl FnOnce(&Bench) + Send) {
     let (_session, bench, waiting) = over_slow_base(late);
     std::thread::scope(|scope| {
         let operation = scope.spawn(|| operation(&bench));
-        let answer = waiting.recv().unwrap();
+        let answer = waiting.recv_timeout(Duration::from_secs(30)).unwrap();
         // In another directory, because the kernel locks that of a lookup against changes.
         for round in 0..50 {
             let path = bench.at(&format!("new{round}"));

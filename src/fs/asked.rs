@@ -16,7 +16,7 @@ use crate::fs::merged::lower::LOOKUPS;
 use crate::fs::merged::lower::Lower;
 use crate::fs::{Core, Fs};
 use crate::tree::Body;
-use crate::types::{FileKind, Name, NodeId, TreePath};
+use crate::types::{Name, NodeId, TreePath};
 
 /// A question that the base is asked before the first run.
 enum First {
@@ -45,10 +45,9 @@ impl First {
             }
             First::Content(path) => {
                 let stat = base.stat(&path);
-                if let Ok(found) = &stat
-                    && found.kind == FileKind::File
-                {
-                    answers.add(Question::Opened(path.clone()), lower.open(&path, found));
+                let opened = stat.as_ref().ok().and_then(|seen| lower.open_ahead(&path, seen));
+                if let Some(opened) = opened {
+                    answers.add(Question::Opened(path.clone()), opened);
                 }
                 answers.add(Question::Stat(path), stat);
             }

@@ -59,6 +59,10 @@ impl NameSink for ReplyPlus {
         self.with_files || kind == FileKind::Dir
     }
 
+    fn is_empty(&self) -> bool {
+        self.names.is_empty()
+    }
+
     fn has_time(&mut self) -> bool {
         let has_time = self.lookups.has_time(Instant::now);
         self.lookups.count += 1;

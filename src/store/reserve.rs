@@ -57,11 +57,11 @@ impl Store {
         self.release_reserve_above(0)
     }
 
-    /// As [`Store::release_reserve`], but only while the reserve is more than half of what the
-    /// store wants to keep.
+    /// As [`Store::release_reserve`], but only while the reserve is clearly more than half of what
+    /// the store wants to keep.
     pub fn release_large_reserve(&self) -> bool {
         let half = self.reserve.lock().wanted / 2;
-        self.release_reserve_above(half)
+        self.release_reserve_above(half.saturating_add(LEAST))
     }
 
     fn release_reserve_above(&self, bytes: u64) -> bool {

@@ -159,7 +159,7 @@ impl Common {
             if self.is_stopping() {
                 return Ok(Some(bytes));
             }
-            bytes += self.store.write_checksums(info.header.layer)?;
+            self.store.write_checksums(info.header.layer)?;
         }
         Ok(Some(bytes))
     }

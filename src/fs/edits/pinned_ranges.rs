@@ -44,14 +44,6 @@ impl PinnedRanges {
         self.ranges.insert(start, end);
     }
 
-    /// The number of pinned bytes in the pool of a layer.
-    pub(super) fn bytes_of(&self, layer: LayerId) -> u64 {
-        match layer == self.layer {
-            true => self.ranges.iter().map(|(start, end)| end - start).sum(),
-            false => 0,
-        }
-    }
-
     /// The first pinned range in a part of a layer's pool; `None` if all of it may be overwritten.
     pub(super) fn first(&self, layer: LayerId, part: ByteRange) -> Option<ByteRange> {
         if layer != self.layer || self.ranges.is_empty() {
@@ -66,10 +58,9 @@ impl PinnedRanges {
     }
 }
 
-/// The ranges of a layer's pool that trees refer to more than once.
-pub(super) fn shared(trees: &[&Tree], layer: LayerId) -> Vec<ByteRange> {
-    let extents = trees.iter().flat_map(|tree| tree.all_extents());
-    let in_pool = extents.filter_map(|(_, extent)| match extent.source {
+/// The ranges of a layer's pool that a tree refers to more than once.
+pub(super) fn shared(tree: &Tree, layer: LayerId) -> Vec<ByteRange> {
+    let in_pool = tree.all_extents().filter_map(|(_, extent)| match extent.source {
         Source::Pool { layer: of, offset } if of == layer => {
             Some(ByteRange::at(offset, extent.len))
         }

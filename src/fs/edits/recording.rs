@@ -116,6 +116,9 @@ impl Core {
         let Some(history) = self.edits.as_mut().filter(|history| history.is_on()) else {
             return Ok(());
         };
+        if answers::has_begun_edit(ino) {
+            return Ok(());
+        }
         let Some(how) = history.edit_begins(ino, touch, size) else { return Ok(()) };
         let Some(node) = self.tree.node(ino).cloned() else { return Ok(()) };
         let extents = self.tree.extents(ino).map(|(s, e)| (ByteRange::at(s, e.len), e.source));
@@ -124,7 +127,7 @@ impl Core {
         else {
             return Ok(());
         };
-        let content = self.without_unwritten(content);
+        let Some(content) = self.without_unwritten(content) else { return Ok(()) };
         let links = self.tree.links(ino).take(MAX_NAMES);
         let mut paths: Vec<TreePath> =
             links.filter_map(|(dir, name)| self.tree.path_in(dir, name)).collect();
@@ -136,6 +139,7 @@ impl Core {
             paths.extend(path);
         }
         self.save(paths, how, content);
+        answers::note_begun_edit(ino);
         Ok(())
     }
 
@@ -172,12 +176,17 @@ impl Core {
     pub(super) fn content_found(&self, found: &Found) -> FsResult<Option<Arc<Content>>> {
         let lost = |error: FsError| log::debug!("keep the file before an edit: {error}");
         let content = answers::known_or(self.state.content(found), lost)?.flatten();
-        Ok(content.map(|content| self.without_unwritten(content)))
+        Ok(content.and_then(|content| self.without_unwritten(content)))
     }
 
     /// The content with holes where its pool was allocated and never written. Otherwise an edit
     /// would pin these addresses, and a write to them would need fresh ones.
-    fn without_unwritten(&self, content: Arc<Content>) -> Arc<Content> {
+    ///
+    /// None if that has too many extents.
+    fn without_unwritten(&self, content: Arc<Content>) -> Option<Arc<Content>> {
+        if !self.upper.pool.has_unwritten() {
+            return Some(content);
+        }
         let upper = self.upper.layer();
         let written = |(range, source): &(ByteRange, Source)| match *source {
             Source::Pool { layer, offset } if layer == upper => {
@@ -191,11 +200,13 @@ impl Core {
             }
             _ => vec![(*range, *source)],
         };
-        let extents: Extents = content.extents.iter().flat_map(written).collect();
+        let parts = content.extents.iter().flat_map(written);
+        let extents: Extents = parts.take(MAX_EXTENTS + 1).collect();
         if extents == content.extents {
-            return content;
+            return Some(content);
         }
-        Arc::new(Content { extents, ..Content::clone(&content) })
+        let is_short = extents.len() <= MAX_EXTENTS;
+        is_short.then(|| Arc::new(Content { extents, ..Content::clone(&content) }))
     }
 
     /// Called before a name loses its file.

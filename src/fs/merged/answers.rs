@@ -1,24 +1,25 @@
 //! Answers of the base to an operation that holds the core lock.
 //!
 //! The base may be a slow disk or a file server, so no request may wait for it under the lock of
-//! its head. An operation under that lock is *served*: a question to the base is answered from what
-//! was asked before. A question without an answer fails with [`FsError::BaseNotAsked`]. The caller
-//! then releases the lock, asks the base, and runs the operation again (`fs/asked.rs`).
+//! its head. An operation under that lock is *served*: a table has the answers that the base gave
+//! before. A question that the table lacks fails with [`FsError::BaseNotAsked`]. The caller then
+//! releases the lock, asks the base, and runs the operation again (`fs/asked.rs`).
 //!
 //! Always true:
-//! * A served operation that failed so has committed nothing but copy-ups, and a copy-up changes
-//!   nothing that a program can see. So it can run again.
+//! * A served operation that failed so has committed nothing but copy-ups, which no program can
+//!   see, and perhaps the beginning of one edit, which the next run does not repeat.
 //! * The answers are those of the present thread, and only of the operation that it serves. A
 //!   thread that serves none asks the base at once.
 
 use std::any::Any;
 use std::cell::RefCell;
+use std::collections::HashMap;
 
 use crate::error::{FsError, FsResult};
-use crate::types::{ByteRange, TreePath};
+use crate::types::{ByteRange, Fingerprint, Ino, TreePath};
 
 /// A question to the base about a path.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(in crate::fs) enum Question {
     /// The metadata of the node.
     Stat(TreePath),
@@ -30,8 +31,8 @@ pub(in crate::fs) enum Question {
     Xattrs(TreePath),
     /// The file, opened, as a lookup has found it.
     Opened(TreePath),
-    /// The file, opened, to which a copied-up node refers.
-    Origin(TreePath),
+    /// The file, opened, to which a copied-up node refers, by the fingerprint that it should have.
+    Origin(TreePath, Fingerprint),
     /// Where the file has data.
     DataRuns(TreePath),
     /// Bytes of the opened file.
@@ -49,8 +50,10 @@ struct Missing {
 /// The answers that an operation got so far.
 #[derive(Default)]
 pub(in crate::fs) struct Answers {
-    known: Vec<(Question, Answer)>,
+    known: HashMap<Question, Answer>,
     missing: Vec<Missing>,
+    /// The file of which the operation has begun an edit.
+    begun_edit: Option<Ino>,
     /// The operation has committed a change, so it must not run again.
     is_committed: bool,
 }
@@ -62,7 +65,7 @@ thread_local! {
 impl Answers {
     /// Adds an answer that the caller got.
     pub(in crate::fs) fn add<T: 'static>(&mut self, question: Question, answer: FsResult<T>) {
-        self.known.push((question, Box::new(answer)));
+        self.known.insert(question, Box::new(answer));
     }
 
     /// Runs an operation by these answers.
@@ -103,8 +106,7 @@ impl Answers {
     }
 
     fn get<T: Clone + 'static>(&self, question: &Question) -> Option<FsResult<T>> {
-        let (_, answer) = self.known.iter().find(|(known, _)| known == question)?;
-        answer.downcast_ref::<FsResult<T>>().cloned()
+        self.known.get(question)?.downcast_ref::<FsResult<T>>().cloned()
     }
 }
 
@@ -133,7 +135,7 @@ pub(in crate::fs) fn answer<T: Clone + 'static>(
 
 /// Whether this thread serves an operation that has the answer to a question.
 pub(in crate::fs) fn is_known(question: &Question) -> bool {
-    let knows = |answers: &Answers| answers.known.iter().any(|(known, _)| known == question);
+    let knows = |answers: &Answers| answers.known.contains_key(question);
     SERVED.with_borrow(|served| served.as_ref().is_some_and(knows))
 }
 
@@ -159,6 +161,34 @@ pub(in crate::fs) fn note_committed() {
             answers.is_committed = true;
         }
     });
+}
+
+/// The operation has begun an edit of a file, and recorded the content before it.
+pub(in crate::fs) fn note_begun_edit(ino: Ino) {
+    SERVED.with_borrow_mut(|served| {
+        if let Some(answers) = served {
+            answers.begun_edit = Some(ino);
+        }
+    });
+}
+
+/// Whether an earlier run of the operation has begun an edit of a file.
+pub(in crate::fs) fn has_begun_edit(ino: Ino) -> bool {
+    let has_begun = |answers: &Answers| answers.begun_edit == Some(ino);
+    SERVED.with_borrow(|served| served.as_ref().is_some_and(has_begun))
+}
+
+/// Runs a part of an operation that asks the base at once.
+pub(in crate::fs) fn at_once<T>(part: impl FnOnce() -> T) -> T {
+    /// Goes on serving, also if the part panics.
+    struct Resume(Option<Answers>);
+    impl Drop for Resume {
+        fn drop(&mut self) {
+            SERVED.set(self.0.take());
+        }
+    }
+    let _resume = Resume(SERVED.take());
+    part()
 }
 
 /// `None` for an error of the base that does not matter to the caller.
@@ -235,6 +265,21 @@ mod tests {
         assert_eq!(answers.serve(|| known(ask())), Err(FsError::BaseNotAsked));
         answers.ask_missing();
         assert_eq!(answers.serve(|| known(ask())), Ok(None));
+    }
+
+    #[test]
+    fn a_part_that_asks_at_once_interrupts_the_serving() {
+        let (asked, mut answers) = (Rc::default(), Answers::default());
+        let results = answers.serve(|| (at_once(|| ask(&asked)), ask(&asked)));
+        assert_eq!((results, asked.get()), ((Ok(7), NOT_ASKED), 1));
+    }
+
+    #[test]
+    fn an_edit_that_began_is_known_to_the_next_run() {
+        let mut answers = Answers::default();
+        assert!(!answers.serve(|| has_begun_edit(Ino(5))));
+        answers.serve(|| note_begun_edit(Ino(5)));
+        assert!(answers.serve(|| has_begun_edit(Ino(5))) && !has_begun_edit(Ino(5)));
     }
 
     #[test]

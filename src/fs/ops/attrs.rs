@@ -6,6 +6,7 @@ use crate::fs::ops::acl;
 use crate::fs::ops::privileges::{PrivilegeBits, SETGID, clear_capabilities, clear_privileges};
 use crate::fs::ops::writable::Writable;
 use crate::fs::{Attr, Core, Fs, Need, Target};
+use crate::store::Store;
 use crate::sys::clock;
 use crate::tree::{Edit, Meta, Node, Xattrs};
 use crate::types::{FileKind, NodeId, PERM_BITS, TYPE_BITS, Timestamp};
@@ -109,12 +110,7 @@ impl Fs {
     ) -> FsResult<Attr> {
         let privileges = privileges.into();
         self.with_room(Need::Less, || {
-            self.with_node(id, |core| {
-                if (SetAttr { size: None, ..set }) != SetAttr::default() {
-                    core.need_record(&self.store)?;
-                }
-                core.setattr(id, set, privileges)
-            })
+            self.with_node(id, |core| core.setattr(&self.store, id, set, privileges))
         })
     }
 
@@ -181,6 +177,7 @@ impl Fs {
 impl Core {
     fn setattr(
         &mut self,
+        store: &Store,
         id: NodeId,
         set: SetAttr,
         privileges: PrivilegeBits<'_>,
@@ -194,6 +191,9 @@ impl Core {
         }
         if set == SetAttr::default() {
             return self.attr_of(id, &target);
+        }
+        if (SetAttr { size: None, ..set }) != SetAttr::default() {
+            self.need_record(store)?;
         }
         let node = self.writable(target)?;
         let edits = self.stage_setattr(node, set, privileges)?;

@@ -38,6 +38,9 @@ pub trait NameSink {
     /// Whether a name of this kind should come with its node.
     fn wants_node(&self, kind: FileKind) -> bool;
 
+    /// Whether it has no name yet.
+    fn is_empty(&self) -> bool;
+
     /// Whether the base may be asked for one more node. It is called once for each.
     fn has_time(&mut self) -> bool;
 
@@ -53,6 +56,10 @@ impl<F: FnMut(DirEntry) -> bool> NameSink for NamesOnly<F> {
         false
     }
 
+    fn is_empty(&self) -> bool {
+        false
+    }
+
     fn has_time(&mut self) -> bool {
         true
     }
@@ -63,7 +70,9 @@ impl<F: FnMut(DirEntry) -> bool> NameSink for NamesOnly<F> {
 }
 
 /// The most names for which the base is asked between two looks at the tree.
-const NAMES_PER_BATCH: usize = 16;
+const NAMES_PER_BATCH: usize = 8;
+/// The most names among which these are looked for.
+const MOST_LISTED: usize = 64;
 
 /// Names to ask the base for, of a directory there.
 struct Batch {
@@ -150,7 +159,8 @@ impl Fs {
                 answers.clear();
             }
             match answers.serve(|| core.pass_names(id, at, sink))? {
-                Passed::To(cookie) if !is_late => at = cookie,
+                // An empty reply would say that the directory ends.
+                Passed::To(cookie) if !is_late || sink.is_empty() => at = cookie,
                 Passed::To(_) | Passed::Full => return Ok(false),
                 Passed::All => return Ok(true),
             }
@@ -204,16 +214,19 @@ impl Core {
     }
 
     /// The next names after a cookie for which the base must be asked; none if the tree and the
-    /// listing can tell the rest.
+    /// listing can tell the next names.
     fn next_batch(&self, id: NodeId, after: u64, sink: &impl NameSink) -> FsResult<Option<Batch>> {
         let (dir, Some(lower)) = self.listed_dir(id)? else { return Ok(None) };
         let listing = self.held.listing(id).ok_or(FsError::NotFound)?;
-        let names =
-            listing.after(after).filter(|listed| self.needs_base(dir, listing, listed, sink));
-        let names: Vec<Name> =
-            names.take(NAMES_PER_BATCH).map(|listed| listed.name.clone()).collect();
-        let lower = (Arc::clone(&self.lower), lower);
-        Ok((!names.is_empty()).then_some(Batch { lower: lower.0, dir: lower.1, names }))
+        let names: Vec<Name> = listing
+            .after(after)
+            .take(MOST_LISTED)
+            .filter(|listed| self.needs_base(dir, listing, listed, sink))
+            .take(NAMES_PER_BATCH)
+            .map(|listed| listed.name.clone())
+            .collect();
+        let batch = Batch { lower: Arc::clone(&self.lower), dir: lower, names };
+        Ok((!batch.names.is_empty()).then_some(batch))
     }
 
     /// Whether only the base knows a listed name's kind, or its node, which the sink wants.

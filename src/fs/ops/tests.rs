@@ -6,12 +6,12 @@ use std::sync::Arc;
 
 use crate::base::Base;
 use crate::fs::merged::lower::{LOOKUPS, Lower};
-use crate::fs::{Caller, Fs, SetAttr};
+use crate::fs::{Caller, DirEntry, Fs, HandOut, NameSink, SetAttr};
 use crate::jail::{Jail, Policy};
 use crate::store::record::LayerKind;
 use crate::store::{Store, StoreOptions};
 use crate::tree::Tree;
-use crate::types::{Epoch, Name, NodeId};
+use crate::types::{Epoch, FileKind, Name, NodeId};
 
 /// A filesystem whose base has files `a` to `h` in the directory `d`.
 struct Place {
@@ -107,4 +107,41 @@ fn an_operation_on_names_resolves_its_directory_once() {
     let e = place.file("e");
     assert_eq!(place.cost(|fs| fs.link(e, dir, &name("link")).unwrap()), (3, 3), "name, e, d");
     assert_eq!(place.cost(|fs| fs.unlink(dir, &name("link")).unwrap()), (1, 0));
+}
+
+/// A sink that has no time for the first questions, and takes one name.
+struct Late {
+    waits: u32,
+    names: Vec<Vec<u8>>,
+}
+
+impl NameSink for Late {
+    fn wants_node(&self, _: FileKind) -> bool {
+        true
+    }
+
+    fn is_empty(&self) -> bool {
+        self.names.is_empty()
+    }
+
+    fn has_time(&mut self) -> bool {
+        self.waits = self.waits.saturating_sub(1);
+        self.waits == 0
+    }
+
+    fn take(&mut self, entry: DirEntry, hand_out: &mut HandOut<'_>) -> bool {
+        assert!(hand_out().is_some());
+        self.names.push(entry.name);
+        true
+    }
+}
+
+#[test]
+fn a_reply_has_a_name_also_if_time_is_up_before_the_first() {
+    let place = Place::new();
+    // Behind `.` and `..`.
+    let mut sink = Late { waits: 4, names: Vec::new() };
+    place.fs.readdir(place.dir, 0, |_| true).unwrap();
+    place.fs.readdir_plus(place.dir, 2, &mut sink).unwrap();
+    assert_eq!(sink.names, [b"a", b"b", b"c", b"d", b"e", b"f", b"g", b"h"]);
 }

@@ -128,9 +128,8 @@ impl Fs {
         }
     }
 
-    /// Punches what nothing needs of the pool of the upper layer. Allows programs to overwrite what
-    /// only dropped edits kept. Returns the bytes of both, or none if that cannot be done now,
-    /// because a state is being read.
+    /// Punches what nothing needs of the pool of the upper layer. Returns the bytes, or none if
+    /// that cannot be done now, because a state is being read.
     pub(in crate::fs) fn reclaim_unused(&self) -> Option<u64> {
         let _exclusive = self.exclusive_soon()?;
         if !self.reclaim.take_garbage_note() {
@@ -152,7 +151,6 @@ impl Fs {
         {
             return None;
         }
-        let unpinned = self.unpin_dropped_edits(&live.edits);
         let mut ranges = LiveRanges::default();
         for (_, extent) in live.state.tree.all_extents().chain(live.orphans.all_extents()) {
             ranges.add(extent.source, extent.len);
@@ -165,6 +163,6 @@ impl Fs {
         let unused = self.store.unused(live.upper, &ranges).ok()?;
         let bytes = self.store.punch_pool(live.upper, &unused).ok()?;
         self.measure_store();
-        Some(bytes + unpinned)
+        Some(bytes)
     }
 }

@@ -17,6 +17,7 @@ use crate::fs::switch::compare::{
     Comparison, Fate, attrs_differ, names_that_differ, unless_denied,
 };
 use crate::fs::{Attr, Core, Found, State};
+use crate::sys::lock::allow_waits;
 use crate::tree::{Dentry, Node, Tree};
 use crate::types::{FileKind, Ino, Name, NodeId, TreePath};
 
@@ -77,7 +78,10 @@ impl Core {
         record: impl FnOnce(&mut Core) -> FsResult<T>,
     ) -> FsResult<(Invalidations, T)> {
         let before = self.state.clone();
-        let plan = self.plan_switch(&before, &after, same_content)?;
+        // Nothing may change between the comparison and the exchange.
+        let allowed = allow_waits();
+        let plan = answers::at_once(|| self.plan_switch(&before, &after, same_content))?;
+        drop(allowed);
         let recorded = record(self)?;
         Ok((self.carry_out(plan, &before, after), recorded))
     }

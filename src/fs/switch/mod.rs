@@ -23,7 +23,6 @@ use crate::error::FsResult;
 use crate::fs::merged::lower::Lower;
 use crate::fs::{Fs, State};
 use crate::store::layer::Upper;
-use crate::sys::lock::allow_waits;
 use crate::types::{Name, NodeId};
 
 /// Cached names, attributes and pages to invalidate after a switch, without any lock held.
@@ -60,8 +59,6 @@ impl Fs {
         let mut gate = self.sync_gate.lock();
         self.sync_exchange(&mut gate)?;
         let mut core = self.core();
-        // Nothing may change between the comparison and the exchange.
-        let _allowed = allow_waits();
         let before = core.state.clone();
         let (invalidations, layer) =
             core.install(state, false, |core| Ok(core.upper.replace(upper)))?;

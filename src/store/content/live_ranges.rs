@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::store::content::pool::{block_ceil, block_floor};
+use crate::store::content::pool::in_blocks;
 use crate::tree::Source;
 use crate::types::{ByteRange, LayerId};
 
@@ -82,11 +82,6 @@ impl LiveRanges {
         unused.retain(|range| !range.is_empty());
         unused
     }
-}
-
-/// Extends a range to whole blocks.
-pub(in crate::store) fn in_blocks(range: ByteRange) -> ByteRange {
-    ByteRange { start: block_floor(range.start), end: block_ceil(range.end) }
 }
 
 #[cfg(test)]

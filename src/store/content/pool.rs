@@ -12,6 +12,7 @@
 
 use std::collections::HashMap;
 use std::fs::File;
+use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 
 use crate::store::content::range_set::RangeSet;
@@ -40,6 +41,11 @@ pub fn block_floor(offset: u64) -> u64 {
 /// The first block boundary at or after `offset`; saturates.
 pub fn block_ceil(offset: u64) -> u64 {
     offset.checked_add(BLOCK - 1).map_or(!(BLOCK - 1), block_floor)
+}
+
+/// Extends a range to whole blocks.
+pub(in crate::store) fn in_blocks(range: ByteRange) -> ByteRange {
+    ByteRange { start: block_floor(range.start), end: block_ceil(range.end) }
 }
 
 /// Addresses that are reserved for one growing file.
@@ -82,11 +88,14 @@ impl PoolWriter {
     /// # Errors
     /// As fstat(2) and lseek(2).
     pub fn new(layer: LayerId, file: Arc<File>) -> std::io::Result<PoolWriter> {
-        let next = block_ceil(file.metadata()?.len());
+        let about = file.metadata()?;
+        let next = block_ceil(about.len());
+        let data = data_in(&*file, ByteRange { start: 0, end: next })?;
         let mut unwritten = RangeSet::default();
-        unwritten.add(ByteRange { start: 0, end: next });
-        for data in data_in(&*file, ByteRange { start: 0, end: next })? {
-            unwritten.remove(data);
+        // Without more blocks than data, no block is unwritten.
+        if about.blocks() * 512 > data.iter().map(ByteRange::len).sum() {
+            unwritten.add(ByteRange { start: 0, end: next });
+            data.into_iter().for_each(|data| unwritten.remove(in_blocks(data)));
         }
         let (windows, unsynced) = (HashMap::new(), UnsyncedRanges::default());
         Ok(PoolWriter { layer, file, next, windows, uses: 0, unsynced, unwritten })
@@ -168,7 +177,12 @@ impl PoolWriter {
         }
     }
 
-    /// The parts of a range of the pool that were written. The rest holds zeros.
+    /// Whether addresses hold zeros because they were never written.
+    pub fn has_unwritten(&self) -> bool {
+        !self.unwritten.is_empty()
+    }
+
+    /// The parts of a range of the pool that were written, in whole blocks. The rest holds zeros.
     pub fn written_in(&self, addresses: ByteRange) -> Vec<ByteRange> {
         self.unwritten.missing_in(addresses)
     }
@@ -216,7 +230,9 @@ impl PoolWriter {
     pub fn write(&mut self, offset: u64, bytes: &[u8]) -> std::io::Result<()> {
         // Also if the write fails: it may have written a part.
         self.unsynced.note(ByteRange::at(offset, bytes.len() as u64));
-        self.unwritten.remove(ByteRange::at(offset, bytes.len() as u64));
+        if self.has_unwritten() {
+            self.unwritten.remove(in_blocks(ByteRange::at(offset, bytes.len() as u64)));
+        }
         let addresses = (offset..).step_by(PIECE);
         let mut pieces = bytes.chunks(PIECE).zip(addresses);
         pieces.try_for_each(|(piece, at)| disk::write_at(&self.file, piece, at))

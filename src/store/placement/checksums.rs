@@ -15,27 +15,21 @@ use crate::types::LayerId;
 
 impl Store {
     /// Computes and publishes the checksums of a sealed pool, without the blocks that its remap
-    /// freed. Frees blocks that were never written, which have no checksum. Returns their bytes.
+    /// freed.
     ///
     /// # Errors
-    /// As pread(2), fallocate(2) and the calls that publish a file; the layer then has no
-    /// checksums.
-    pub fn write_checksums(&self, layer: LayerId) -> Result<u64> {
+    /// As pread(2) and the calls that publish a file; the layer then has no checksums.
+    pub fn write_checksums(&self, layer: LayerId) -> Result<()> {
         let attempt = || format!("write the checksums of layer {layer}");
-        let data = self.pool_data(layer)?;
-        let freed = self.free_unwritten(layer, &data)?;
         let mut checksums = match self.pool(layer)? {
-            Some(pool) => Checksums::of_pool(&pool, &data).attempt(attempt)?,
+            Some(pool) => Checksums::of_pool(&pool, &self.pool_data(layer)?).attempt(attempt)?,
             None => Checksums::default(),
         };
         if let Some(remap) = self.remap(layer)? {
             checksums = checksums.without_blocks(&remap.freed_blocks()).with_remapped(&remap);
         }
         self.publish_checksums(layer, checksums)?;
-        if self.durable {
-            self.layers.dir_of(layer)?.sync()?;
-        }
-        Ok(freed)
+        if self.durable { self.layers.dir_of(layer)?.sync() } else { Ok(()) }
     }
 
     /// Adapts the checksums of a sealed layer to its remap, which is on disk, before the freed

@@ -23,7 +23,8 @@ use crate::store::Store;
 use crate::store::catalog::State;
 use crate::store::content::archived::ArchivedContent;
 use crate::store::content::checksums::Checksums;
-use crate::store::content::live_ranges::{LiveRanges, in_blocks};
+use crate::store::content::live_ranges::LiveRanges;
+use crate::store::content::pool::in_blocks;
 use crate::store::content::remap::Remap;
 use crate::store::content::{Bytes, Content, ReadOutcome};
 use crate::store::layer::POOL;
@@ -58,8 +59,7 @@ impl Store {
         Ok(located)
     }
 
-    /// The addresses of a layer that take space and are not live. Of an upper layer, holes may be
-    /// among them.
+    /// The addresses of a layer that may take space and are not live.
     ///
     /// # Errors
     /// As fstat(2) and lseek(2), and damage of the archive.

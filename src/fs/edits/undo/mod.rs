@@ -13,7 +13,6 @@ use std::sync::Arc;
 
 use super::content::{push_extent, same_bytes, state_of};
 use super::histories::{Entry, PathHistory};
-use super::pinned_ranges::PinnedRanges;
 use super::{Clock, EditHistory, pinned_ranges};
 use crate::error::{FsError, FsResult};
 use crate::fs::merged::answers;
@@ -129,27 +128,24 @@ impl Fs {
         // must not name those edits again. So records that a killed process appended are synced
         // first.
         let is_safe = history.log.sync_found().inspect_err(|error| log::warn!("{error}")).is_ok();
+        let contents: Vec<Arc<Content>> = history.contents().collect();
         let mut core = self.core();
         let layer = core.upper.layer();
-        let end = core.upper.pool.reserved().1;
-        core.edits = Some(history);
-        core.pin_again(&[]);
-        if let Some(history) = core.edits.as_mut().filter(|_| !is_safe) {
-            history.pinned.add(layer, Source::Pool { layer, offset: 0 }, end);
+        if !is_safe {
+            history.pinned.add(
+                layer,
+                Source::Pool { layer, offset: 0 },
+                core.upper.pool.reserved().1,
+            );
         }
-    }
-
-    /// Allows that the bytes of dropped edits are overwritten, and returns how many they are. No
-    /// edit can be read meanwhile, and the log says on disk that all edits but those with these
-    /// contents, and newer ones, are dropped.
-    pub(in crate::fs) fn unpin_dropped_edits(&self, contents: &[Arc<Content>]) -> u64 {
-        let mut core = self.core();
-        let layer = core.upper.layer();
-        let pinned =
-            |core: &Core| core.edits.as_ref().map_or(0, |history| history.pinned.bytes_of(layer));
-        let before = pinned(&core);
-        core.pin_again(contents);
-        before.saturating_sub(pinned(&core))
+        // After an undo two files may refer to the same bytes, and the edit may be gone.
+        for range in pinned_ranges::shared(&core.tree, layer) {
+            history.pinned.add(layer, Source::Pool { layer, offset: range.start }, range.len());
+        }
+        core.edits = Some(history);
+        for content in contents {
+            core.pin(&content);
+        }
     }
 
     /// Sets the clock for the times of edits.
@@ -318,23 +314,6 @@ impl EditHistory {
 }
 
 impl Core {
-    /// Pins exactly what the edits and these contents refer to, and what two files refer to: after
-    /// an undo they may share bytes, and the edit may be gone.
-    fn pin_again(&mut self, contents: &[Arc<Content>]) {
-        let layer = self.upper.layer();
-        let shared = pinned_ranges::shared(&[&self.tree, self.held.orphans().tree()], layer);
-        let Some(history) = &mut self.edits else { return };
-        let mut pinned = PinnedRanges::default();
-        for range in shared {
-            pinned.add(layer, Source::Pool { layer, offset: range.start }, range.len());
-        }
-        let of_edits: Vec<Arc<Content>> = history.contents().collect();
-        for (range, source) in of_edits.iter().chain(contents).flat_map(|one| &one.extents) {
-            pinned.add(layer, *source, range.len());
-        }
-        history.pinned = pinned;
-    }
-
     /// The file at a path and its content; `None` if there is no file.
     fn file_at(&self, path: &TreePath) -> Result<(Found, Option<Arc<Content>>), StepError> {
         let found = self.resolve(path)?;

@@ -187,9 +187,8 @@ impl Lower {
     /// [`FsError::Drift`]; those of the host.
     fn open_origin(&self, origin: &Origin) -> FsResult<Arc<File>> {
         let (files, path, print) = (self.files.clone(), origin.path.clone(), origin.print);
-        let opened = answers::answer(Question::Origin(origin.path.clone()), move || {
-            files.open_as(&path, &print)
-        });
+        let question = Question::Origin(origin.path.clone(), origin.print);
+        let opened = answers::answer(question, move || files.open_as(&path, &print));
         match opened {
             Ok((file, now)) if self.files.is_as(&origin.print, &now) => Ok(file),
             // The path has another file, no node, or one that is not a regular file.
@@ -214,6 +213,17 @@ impl Lower {
         let (files, asked, seen) = (self.files.clone(), path.clone(), *seen);
         answers::answer(Question::Opened(path.clone()), move || files.open_seen(&asked, &seen))
             .map_err(|error| self.noted(path, error))
+    }
+
+    /// As [`Lower::open`], for a file that is perhaps read next. An error is not recorded yet. None
+    /// for a node that is hidden or not a file.
+    pub(in crate::fs) fn open_ahead(
+        &self,
+        path: &TreePath,
+        seen: &BaseStat,
+    ) -> Option<FsResult<Arc<File>>> {
+        let is_readable = seen.kind == FileKind::File && !self.hides(path);
+        is_readable.then(|| self.files.open_seen(path, seen))
     }
 }
 

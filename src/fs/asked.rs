@@ -9,12 +9,14 @@
 
 use std::sync::Arc;
 
+use crate::base::DirLookup;
 use crate::error::FsResult;
 use crate::fs::merged::answers::{Answers, Question};
 #[cfg(test)]
 use crate::fs::merged::lower::LOOKUPS;
-use crate::fs::merged::lower::Lower;
+use crate::fs::merged::lower::{Lower, LowerNode};
 use crate::fs::{Core, Fs};
+use crate::sys::lock::RankedGuard;
 use crate::tree::Body;
 use crate::types::{Name, NodeId, TreePath};
 
@@ -23,6 +25,8 @@ enum First {
     Node(TreePath),
     /// A file that is read next.
     Content(TreePath),
+    /// A node whose extended attributes are read next.
+    Xattrs(TreePath),
     /// A name in a directory, and the directory itself if the flag is set.
     Name(TreePath, bool, Name),
 }
@@ -51,6 +55,14 @@ impl First {
                 }
                 answers.add(Question::Stat(path), stat);
             }
+            First::Xattrs(path) => {
+                let stat = base.stat(&path);
+                if let Ok(seen) = &stat {
+                    let xattrs = lower.xattrs(&path, &LowerNode::Base(Box::new(*seen)));
+                    answers.add(Question::Xattrs(path.clone()), xattrs);
+                }
+                answers.add(Question::Stat(path), stat);
+            }
             First::Name(dir, asks_dir, name) => {
                 let opened = base.lookup_in(&dir);
                 let path = dir.join(&name);
@@ -72,7 +84,7 @@ impl Fs {
         &self,
         operation: impl FnMut(&mut Core) -> Result<T, E>,
     ) -> Result<T, E> {
-        self.run(|_, _| {}, operation)
+        self.run(|_| [None, None], operation)
     }
 
     /// As [`Fs::with_core`], for an operation on a node.
@@ -84,9 +96,7 @@ impl Fs {
         id: NodeId,
         operation: impl FnMut(&mut Core) -> FsResult<T>,
     ) -> FsResult<T> {
-        let first = |core: &Core, first: &mut Vec<First>| {
-            first.extend(core.place_in_base(id).cloned().map(First::Node));
-        };
+        let first = |core: &Core| [core.place_in_base(id).cloned().map(First::Node), None];
         self.run(first, operation)
     }
 
@@ -99,25 +109,45 @@ impl Fs {
         id: NodeId,
         operation: impl FnMut(&mut Core) -> FsResult<T>,
     ) -> FsResult<T> {
-        let first = |core: &Core, first: &mut Vec<First>| {
-            first.extend(core.place_in_base(id).cloned().map(First::Content));
-        };
+        let first = |core: &Core| [core.place_in_base(id).cloned().map(First::Content), None];
         self.run(first, operation)
     }
 
-    /// As [`Fs::with_core`], for an operation on names in directories.
+    /// As [`Fs::with_core`], for an operation that reads the extended attributes of a node.
+    ///
+    /// # Errors
+    /// Those of the operation.
+    pub(in crate::fs) fn with_xattrs<T>(
+        &self,
+        id: NodeId,
+        operation: impl FnMut(&mut Core) -> FsResult<T>,
+    ) -> FsResult<T> {
+        let first = |core: &Core| [core.place_in_base(id).cloned().map(First::Xattrs), None];
+        self.run(first, operation)
+    }
+
+    /// As [`Fs::with_core`], for an operation on a name in a directory.
+    ///
+    /// # Errors
+    /// Those of the operation.
+    pub(in crate::fs) fn with_name<T>(
+        &self,
+        (dir, name): (NodeId, &Name),
+        operation: impl FnMut(&mut Core) -> FsResult<T>,
+    ) -> FsResult<T> {
+        self.run(|core| [core.name_in_base(dir, name), None], operation)
+    }
+
+    /// As [`Fs::with_core`], for an operation on two names in directories.
     ///
     /// # Errors
     /// Those of the operation.
     pub(in crate::fs) fn with_names<T>(
         &self,
-        names: &[(NodeId, &Name)],
+        names: [(NodeId, &Name); 2],
         operation: impl FnMut(&mut Core) -> FsResult<T>,
     ) -> FsResult<T> {
-        let first = |core: &Core, first: &mut Vec<First>| {
-            first.extend(names.iter().filter_map(|(dir, name)| core.name_in_base(*dir, name)));
-        };
-        self.run(first, operation)
+        self.run(|core| names.map(|(dir, name)| core.name_in_base(dir, name)), operation)
     }
 
     /// As [`Fs::with_core`], for an operation on a node and a name.
@@ -130,28 +160,61 @@ impl Fs {
         (dir, name): (NodeId, &Name),
         operation: impl FnMut(&mut Core) -> FsResult<T>,
     ) -> FsResult<T> {
-        let first = |core: &Core, first: &mut Vec<First>| {
-            first.extend(core.place_in_base(id).cloned().map(First::Node));
-            first.extend(core.name_in_base(dir, name));
+        let first = |core: &Core| {
+            [core.place_in_base(id).cloned().map(First::Node), core.name_in_base(dir, name)]
         };
         self.run(first, operation)
     }
 
+    /// As [`Fs::with_core`], for an operation on a directory whose names are looked up next. Also
+    /// returns the directory of the base, if only the base has it.
+    ///
+    /// # Errors
+    /// Those of the operation.
+    pub(in crate::fs) fn with_dir<T>(
+        &self,
+        id: NodeId,
+        operation: impl FnMut(&mut Core) -> FsResult<T>,
+    ) -> FsResult<(T, Option<DirLookup>)> {
+        let core = self.core();
+        let Some(path) = core.place_in_base(id).cloned() else {
+            return Ok((self.repeat(core, (Answers::default(), None), operation)?, None));
+        };
+        let lower = Arc::clone(&core.lower);
+        drop(core);
+        let (mut answers, opened) = (Answers::default(), lower.base().lookup_in(&path));
+        #[cfg(test)]
+        LOOKUPS.set(LOOKUPS.get() + 1);
+        answers.add(Question::Stat(path), opened.stat_dir());
+        Ok((self.repeat(self.core(), (answers, Some(lower)), operation)?, Some(opened)))
+    }
+
     fn run<T, E>(
         &self,
-        first: impl FnOnce(&Core, &mut Vec<First>),
-        mut operation: impl FnMut(&mut Core) -> Result<T, E>,
+        first: impl FnOnce(&Core) -> [Option<First>; 2],
+        operation: impl FnMut(&mut Core) -> Result<T, E>,
     ) -> Result<T, E> {
-        let (mut answers, mut questions) = (Answers::default(), Vec::new());
+        let mut answers = Answers::default();
         let mut core = self.core();
-        first(&core, &mut questions);
+        let questions = first(&core);
         let mut lower = None;
-        if !questions.is_empty() {
+        if questions.iter().any(Option::is_some) {
             let asked = lower.insert(Arc::clone(&core.lower));
             drop(core);
-            questions.into_iter().for_each(|question| question.ask(asked, &mut answers));
+            questions.into_iter().flatten().for_each(|first| first.ask(asked, &mut answers));
             core = self.core();
         }
+        self.repeat(core, (answers, lower), operation)
+    }
+
+    /// Runs an operation, again with each answer that it lacks. `lower` is the base that gave the
+    /// answers, if there are any.
+    fn repeat<'a, T, E>(
+        &'a self,
+        mut core: RankedGuard<'a, Core>,
+        (mut answers, mut lower): (Answers, Option<Arc<Lower>>),
+        mut operation: impl FnMut(&mut Core) -> Result<T, E>,
+    ) -> Result<T, E> {
         loop {
             if lower.as_ref().is_some_and(|asked| !Arc::ptr_eq(asked, &core.lower)) {
                 answers.clear();

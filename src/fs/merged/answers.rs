@@ -47,10 +47,40 @@ struct Missing {
     ask: Box<dyn FnOnce() -> Answer>,
 }
 
+/// The number of answers up to which a list is faster than a map.
+const FEW: usize = 8;
+
+/// Answers by their questions. Most operations have one or two, a few have thousands.
+#[derive(Default)]
+struct Table {
+    few: Vec<(Question, Answer)>,
+    more: HashMap<Question, Answer>,
+}
+
+impl Table {
+    fn get(&self, question: &Question) -> Option<&Answer> {
+        let found = self.few.iter().find(|(known, _)| known == question).map(|(_, answer)| answer);
+        if self.more.is_empty() { found } else { found.or_else(|| self.more.get(question)) }
+    }
+
+    fn add(&mut self, question: Question, answer: Answer) {
+        if self.few.len() < FEW {
+            self.few.push((question, answer));
+        } else {
+            self.more.insert(question, answer);
+        }
+    }
+
+    fn clear(&mut self) {
+        self.few.clear();
+        self.more.clear();
+    }
+}
+
 /// The answers that an operation got so far.
 #[derive(Default)]
 pub(in crate::fs) struct Answers {
-    known: HashMap<Question, Answer>,
+    known: Table,
     missing: Vec<Missing>,
     /// The file of which the operation has begun an edit.
     begun_edit: Option<Ino>,
@@ -65,7 +95,7 @@ thread_local! {
 impl Answers {
     /// Adds an answer that the caller got.
     pub(in crate::fs) fn add<T: 'static>(&mut self, question: Question, answer: FsResult<T>) {
-        self.known.insert(question, Box::new(answer));
+        self.known.add(question, Box::new(answer));
     }
 
     /// Runs an operation by these answers.
@@ -89,8 +119,9 @@ impl Answers {
     pub(in crate::fs) fn ask_missing(&mut self) -> bool {
         let missing = std::mem::take(&mut self.missing);
         let any = !missing.is_empty();
-        let asked = missing.into_iter().map(|missing| (missing.question, (missing.ask)()));
-        self.known.extend(asked);
+        for Missing { question, ask } in missing {
+            self.known.add(question, ask());
+        }
         any
     }
 
@@ -135,7 +166,7 @@ pub(in crate::fs) fn answer<T: Clone + 'static>(
 
 /// Whether this thread serves an operation that has the answer to a question.
 pub(in crate::fs) fn is_known(question: &Question) -> bool {
-    let knows = |answers: &Answers| answers.known.contains_key(question);
+    let knows = |answers: &Answers| answers.known.get(question).is_some();
     SERVED.with_borrow(|served| served.as_ref().is_some_and(knows))
 }
 

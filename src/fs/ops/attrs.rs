@@ -138,7 +138,7 @@ impl Fs {
         if id.is_in_snapdir() {
             return self.snapdir_xattrs(id);
         }
-        self.with_node(id, |core| match core.target(id)? {
+        self.with_xattrs(id, |core| match core.target(id)? {
             Target::Base(_, path, node) => core.lower.xattrs(&path, &node),
             target => Ok(core.record_of(&target)?.xattrs.clone()),
         })

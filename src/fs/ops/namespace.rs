@@ -34,7 +34,7 @@ impl Fs {
         if let Some(entry) = self.lookup_snapdir(dir, name)? {
             return Ok(entry);
         }
-        self.with_names(&[(dir, name)], |core| {
+        self.with_name((dir, name), |core| {
             core.coherence.name_looked_up(dir, name);
             let slot = core.slot(dir, name)?;
             core.note_alias(slot.dir, name, &slot.found);
@@ -114,7 +114,7 @@ impl Fs {
 
     fn create(&self, dir: NodeId, name: &Name, new: &NewNode, caller: Caller) -> FsResult<Entry> {
         self.with_room(Need::More, || {
-            self.with_names(&[(dir, name)], |core| {
+            self.with_name((dir, name), |core| {
                 let slot = core.slot(dir, name)?;
                 core.create(&self.store, &slot, new, caller)
             })
@@ -136,9 +136,7 @@ impl Fs {
     /// # Errors
     /// ENOENT, EISDIR; those of the store.
     pub fn unlink(&self, dir: NodeId, name: &Name) -> FsResult<()> {
-        self.with_room(Need::Less, || {
-            self.with_names(&[(dir, name)], |core| core.unlink(dir, name))
-        })
+        self.with_room(Need::Less, || self.with_name((dir, name), |core| core.unlink(dir, name)))
     }
 
     /// Removes an empty directory (rmdir(2)).
@@ -151,7 +149,7 @@ impl Fs {
         if dir == NodeId::CHECKPOINTS || dir == NodeId::FORKS {
             return Err(FsError::NotPermitted);
         }
-        self.with_room(Need::Less, || self.with_names(&[(dir, name)], |core| core.rmdir(dir, name)))
+        self.with_room(Need::Less, || self.with_name((dir, name), |core| core.rmdir(dir, name)))
     }
 }
 

@@ -6,6 +6,7 @@
 
 use std::sync::Arc;
 
+use crate::base::DirLookup;
 use crate::error::{FsError, FsResult};
 use crate::fs::kernel::listing::{FIRST_COOKIE, Listed, Listing};
 use crate::fs::kernel::nodes::NodeState;
@@ -121,13 +122,13 @@ impl Fs {
         {
             return Ok(());
         }
-        let dots = self.with_node(id, |core| core.begin_listing(id, after))?;
+        let (dots, opened) = self.with_dir(id, |core| core.begin_listing(id, after))?;
         for entry in dots {
             if entry.cookie > after && !sink.take(entry, &mut || None) {
                 return Ok(());
             }
         }
-        let is_complete = self.pass_listing(id, after, sink)?;
+        let is_complete = self.pass_listing(id, (after, opened), sink)?;
         if let Some(entry) = past.filter(|_| is_complete) {
             sink.take(entry, &mut || None);
         }
@@ -136,8 +137,12 @@ impl Fs {
 
     /// Passes the names of a listing on, and asks the base in between. Returns whether the sink
     /// took all of them.
-    fn pass_listing(&self, id: NodeId, after: u64, sink: &mut impl NameSink) -> FsResult<bool> {
-        let (mut at, mut opened) = (after, None);
+    fn pass_listing(
+        &self,
+        id: NodeId,
+        (mut at, mut opened): (u64, Option<DirLookup>),
+        sink: &mut impl NameSink,
+    ) -> FsResult<bool> {
         loop {
             let batch = self.core().next_batch(id, at, sink)?;
             let (mut answers, mut is_late) = (Answers::default(), false);

@@ -37,7 +37,7 @@ impl Fs {
     ) -> FsResult<()> {
         let names = [(from_dir, from), (to_dir, to)];
         self.with_room(Need::Less, || {
-            let renamed = self.with_names(&names, |core| {
+            let renamed = self.with_names(names, |core| {
                 core.need_record(&self.store)?;
                 core.try_rename(names, mode)
             });

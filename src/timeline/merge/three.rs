@@ -295,7 +295,13 @@ impl<'a> Head<'a> {
             }
             let Some((above, name)) = path.split() else { continue };
             for of in [&base, &view] {
-                todo.extend(of.note_at(&above)?.map(|dir| (dir, name.clone())));
+                // After an apply of a moved directory, the tree can have this one under another
+                // number.
+                if let Some(dir) = of.note_at(&above)?
+                    && of.node(dir)?.ino().is_some()
+                {
+                    todo.push((dir, name.clone()));
+                }
             }
         }
         while let Some(slot) = todo.pop() {

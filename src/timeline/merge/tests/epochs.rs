@@ -167,6 +167,21 @@ fn heads_over_different_epochs_merge_as_the_model_says() {
     run.unwrap_or_else(|failure| panic!("{failure}"));
 }
 
+/// The apply of one path gives the numbers of the moved nodes to their copies, so the nodes at the
+/// old path have other numbers in the two heads.
+#[test]
+fn a_moved_directory_of_which_one_path_was_applied_merges_both_ways() {
+    let heads = Heads::new();
+    let fork = heads.fork();
+    Program(heads.main.fs()).rename(&path("a"), &path("b/n1"));
+    Program(fork.fs()).write(&path("a/s/g"), b"1\ntry\n3\n", false);
+    apply(&heads.main, &[path("b/n1")]);
+    assert!(merged_as_the_model_says(&heads.main, &fork).unwrap());
+    apply(&fork, &[]);
+    assert!(merged_as_the_model_says(&fork, &heads.main).unwrap());
+    assert_eq!(Program(fork.fs()).read(&path("b/n1/s/g")), b"1\ntry\n3\n");
+}
+
 #[test]
 fn a_file_that_both_heads_edit_around_an_apply_has_both_edits() {
     let heads = Heads::new();

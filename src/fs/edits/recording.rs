@@ -233,7 +233,7 @@ impl Core {
     /// Called before a file is renamed, over another one (`is_over`) or not.
     ///
     /// # Errors
-    /// [`FsError::BaseNotAsked`]; then nothing was recorded.
+    /// [`FsError::BaseNotAsked`]. The caller has copied the file up, so the base has answered.
     pub(in crate::fs) fn before_move(
         &mut self,
         from: &TreePath,
@@ -241,7 +241,6 @@ impl Core {
         to: &TreePath,
         is_over: bool,
     ) -> FsResult<()> {
-        let content = if self.edits.is_some() { self.content_found(found)? } else { None };
         let (Some(ino), Some(history)) = (found.ino(), self.edits.as_mut()) else { return Ok(()) };
         let now = history.now();
         let is_new =
@@ -257,7 +256,7 @@ impl Core {
         if is_new && !is_known && (is_over || has_history) {
             return Ok(());
         }
-        let Some(content) = content else { return Ok(()) };
+        let Some(content) = self.content_found(found)? else { return Ok(()) };
         if is_known || !is_new {
             self.save(vec![from.clone()], How::Moved, content);
             return Ok(());

@@ -115,14 +115,11 @@ impl Answers {
         result
     }
 
-    /// Asks the questions that the operation found no answer to. Returns whether there were any.
-    pub(in crate::fs) fn ask_missing(&mut self) -> bool {
-        let missing = std::mem::take(&mut self.missing);
-        let any = !missing.is_empty();
-        for Missing { question, ask } in missing {
+    /// Asks the questions that the operation found no answer to.
+    pub(in crate::fs) fn ask_missing(&mut self) {
+        for Missing { question, ask } in std::mem::take(&mut self.missing) {
             self.known.add(question, ask());
         }
-        any
     }
 
     /// Whether the operation found no answer to a question.
@@ -268,7 +265,7 @@ mod tests {
         let first = answers.serve(|| (ask(&asked), ask(&asked), check_complete()));
         assert_eq!(first, (NOT_ASKED, NOT_ASKED, Err(FsError::BaseNotAsked)));
         assert_eq!((asked.get(), answers.is_missing()), (0, true));
-        assert!(answers.ask_missing());
+        answers.ask_missing();
         assert_eq!(answers.serve(|| (ask(&asked), check_complete())), (Ok(7), Ok(())));
         assert_eq!((asked.get(), answers.is_missing()), (1, false), "each question is put once");
         answers.clear();

@@ -235,9 +235,9 @@ pub enum FsError {
     ReadOnly,
     /// The base changed behind the sandbox at this path: EIO.
     Drift(TreePath),
-    /// An operation under the lock of its head needs an answer of the base. It runs again with the
-    /// answer, so no caller sees this: EIO.
-    BaseNotAsked,
+    /// An operation under the lock of its head needs an answer of the base, or a write to a pool.
+    /// It runs again after it, so no caller sees this: EIO.
+    MustWait,
     /// The state in memory or on disk contradicts itself: EIO.
     Damage(&'static str),
     /// A system call failed with this errno.
@@ -271,7 +271,7 @@ impl fmt::Display for FsError {
             FsError::Stale => f.write_str("stale name"),
             FsError::ReadOnly => f.write_str("read-only mount"),
             FsError::Drift(path) => write!(f, "the base changed behind the sandbox: {path}"),
-            FsError::BaseNotAsked => f.write_str("the base was not asked"),
+            FsError::MustWait => f.write_str("the operation must wait before it can go on"),
             FsError::Damage(what) => write!(f, "inconsistent state: {what}"),
             FsError::Host(errno) => write!(f, "{}", io::Error::from_raw_os_error(*errno)),
             FsError::Store(error) => write!(f, "{error}"),

@@ -100,6 +100,21 @@ impl Fs {
         self.run(first, operation)
     }
 
+    /// As [`Fs::with_node`], for an operation that must wait for more than the base. `wait` is
+    /// called without the lock before each further run.
+    ///
+    /// # Errors
+    /// Those of the operation.
+    pub(in crate::fs) fn with_node_and_wait<T>(
+        &self,
+        id: NodeId,
+        operation: impl FnMut(&mut Core) -> FsResult<T>,
+        wait: impl FnMut(),
+    ) -> FsResult<T> {
+        let first = |core: &Core| [core.place_in_base(id).cloned().map(First::Node), None];
+        self.run_and_wait(first, operation, wait)
+    }
+
     /// As [`Fs::with_core`], for an operation that reads the content of a node.
     ///
     /// # Errors
@@ -178,7 +193,7 @@ impl Fs {
     ) -> FsResult<(T, Option<DirLookup>)> {
         let core = self.core();
         let Some(path) = core.place_in_base(id).cloned() else {
-            return Ok((self.repeat(core, (Answers::default(), None), operation)?, None));
+            return Ok((self.repeat(core, (Answers::default(), None), operation, || ())?, None));
         };
         let lower = Arc::clone(&core.lower);
         drop(core);
@@ -186,13 +201,22 @@ impl Fs {
         #[cfg(test)]
         LOOKUPS.set(LOOKUPS.get() + 1);
         answers.add(Question::Stat(path), opened.stat_dir());
-        Ok((self.repeat(self.core(), (answers, Some(lower)), operation)?, Some(opened)))
+        Ok((self.repeat(self.core(), (answers, Some(lower)), operation, || ())?, Some(opened)))
     }
 
     fn run<T, E>(
         &self,
         first: impl FnOnce(&Core) -> [Option<First>; 2],
         operation: impl FnMut(&mut Core) -> Result<T, E>,
+    ) -> Result<T, E> {
+        self.run_and_wait(first, operation, || ())
+    }
+
+    fn run_and_wait<T, E>(
+        &self,
+        first: impl FnOnce(&Core) -> [Option<First>; 2],
+        operation: impl FnMut(&mut Core) -> Result<T, E>,
+        wait: impl FnMut(),
     ) -> Result<T, E> {
         let mut answers = Answers::default();
         let mut core = self.core();
@@ -204,28 +228,30 @@ impl Fs {
             questions.into_iter().flatten().for_each(|first| first.ask(asked, &mut answers));
             core = self.core();
         }
-        self.repeat(core, (answers, lower), operation)
+        self.repeat(core, (answers, lower), operation, wait)
     }
 
-    /// Runs an operation, again with each answer that it lacks. `lower` is the base that gave the
-    /// answers, if there are any.
+    /// Runs an operation, again with each answer that it lacks, and after each wait. `lower` is the
+    /// base that gave the answers, if there are any.
     fn repeat<'a, T, E>(
         &'a self,
         mut core: RankedGuard<'a, Core>,
         (mut answers, mut lower): (Answers, Option<Arc<Lower>>),
         mut operation: impl FnMut(&mut Core) -> Result<T, E>,
+        mut wait: impl FnMut(),
     ) -> Result<T, E> {
         loop {
             if lower.as_ref().is_some_and(|asked| !Arc::ptr_eq(asked, &core.lower)) {
                 answers.clear();
             }
             let result = answers.serve(|| operation(&mut core));
-            if !answers.is_missing() {
+            if !answers.must_run_again() {
                 return result;
             }
             lower = Some(Arc::clone(&core.lower));
             drop(core);
             answers.ask_missing();
+            wait();
             core = self.core();
         }
     }

@@ -125,6 +125,8 @@ pub struct LiveSet {
 /// The state of a head, and what follows from it. The fields are its components. Derefs to the
 /// state.
 struct Core {
+    /// The number of times that the lock was taken.
+    turn: u64,
     state: State,
     upper: UpperLayer,
     held: HeldNodes,
@@ -170,6 +172,7 @@ impl Fs {
         let coherence = Coherence::default();
         let has_stale = coherence.stale_flag();
         let core = Core {
+            turn: 0,
             state: State { tree, lower: Arc::new(lower) },
             upper: UpperLayer::new(upper),
             held: HeldNodes::new(),
@@ -204,7 +207,9 @@ impl Fs {
     /// Takes the core lock.
     fn core(&self) -> RankedGuard<'_, Core> {
         self.requests.fetch_add(1, Ordering::Relaxed);
-        self.core.lock()
+        let mut core = self.core.lock();
+        core.turn += 1;
+        core
     }
 
     /// A number that changes with every request, so that background work can wait for a pause.

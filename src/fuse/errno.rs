@@ -31,7 +31,7 @@ pub(super) fn classify(error: &FsError) -> (Errno, Level) {
         // On ESTALE the kernel walks the path again and looks each name up anew.
         FsError::Stale => (Errno::ESTALE, Level::Debug),
         FsError::ReadOnly => (Errno::EROFS, Level::Debug),
-        FsError::Drift(_) | FsError::Damage(_) | FsError::BaseNotAsked => (Errno::EIO, Level::Warn),
+        FsError::Drift(_) | FsError::Damage(_) | FsError::MustWait => (Errno::EIO, Level::Warn),
         FsError::Host(code) => (from_host(*code), Level::Warn),
         FsError::Store(error) => (from_store(error.errno), Level::Warn),
     }

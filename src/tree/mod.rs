@@ -30,7 +30,7 @@ use std::sync::Arc;
 
 use crate::types::{ByteRange, FileKind, Ino, Name, TreePath};
 pub use edit::Edit;
-pub use extents::{Extent, Source};
+pub use extents::{Extent, Segment, Source};
 pub use node::{Body, Dentry, Hides, Meta, Node, Origin, Xattrs};
 use persistent_map::PersistentMap;
 

@@ -110,7 +110,7 @@ impl Core {
     /// Called before the content of a live file in the tree changes.
     ///
     /// # Errors
-    /// [`FsError::BaseNotAsked`].
+    /// [`FsError::MustWait`].
     pub(in crate::fs) fn before_change(&mut self, ino: Ino, touch: Touch) -> FsResult<()> {
         let size = self.tree.size(ino);
         let Some(history) = self.edits.as_mut().filter(|history| history.is_on()) else {
@@ -172,7 +172,7 @@ impl Core {
     /// The content of a found node, to be kept. Another error of the base only loses this edit.
     ///
     /// # Errors
-    /// [`FsError::BaseNotAsked`].
+    /// [`FsError::MustWait`].
     pub(super) fn content_found(&self, found: &Found) -> FsResult<Option<Arc<Content>>> {
         let lost = |error: FsError| log::debug!("keep the file before an edit: {error}");
         let content = answers::known_or(self.state.content(found), lost)?.flatten();
@@ -212,7 +212,7 @@ impl Core {
     /// Called before a name loses its file.
     ///
     /// # Errors
-    /// [`FsError::BaseNotAsked`]; then nothing was recorded.
+    /// [`FsError::MustWait`]; then nothing was recorded.
     pub(in crate::fs) fn before_loss(
         &mut self,
         (dir, lower): (Ino, Option<&TreePath>),
@@ -233,7 +233,7 @@ impl Core {
     /// Called before a file is renamed, over another one (`is_over`) or not.
     ///
     /// # Errors
-    /// [`FsError::BaseNotAsked`]. The caller has copied the file up, so the base has answered.
+    /// [`FsError::MustWait`]. The caller has copied the file up, so the base has answered.
     pub(in crate::fs) fn before_move(
         &mut self,
         from: &TreePath,

@@ -230,7 +230,7 @@ impl Core {
     /// ESTALE, and the kernel walks the path again.
     ///
     /// # Errors
-    /// [`FsError::BaseNotAsked`].
+    /// [`FsError::MustWait`].
     pub(in crate::fs) fn replaced(&self, path: &TreePath) -> FsResult<FsError> {
         if !self.coherence.has_kernel {
             return Ok(self.lower.drift(path));
@@ -253,7 +253,7 @@ impl Core {
     /// switch, no live dentry moves, and a process that stands in the directory gets ENOENT.
     ///
     /// # Errors
-    /// [`FsError::BaseNotAsked`].
+    /// [`FsError::MustWait`].
     pub(in crate::fs) fn cut_off_if_moved(&mut self, ino: Ino, path: &TreePath) -> FsResult<()> {
         let id = self.held.id_of(ino).filter(|_| self.tree.node(ino).is_none());
         let Some(id) = id.filter(|_| self.coherence.has_kernel) else { return Ok(()) };

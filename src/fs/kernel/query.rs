@@ -78,7 +78,7 @@ impl Core {
     /// A path by which a live node is seen now. A file may have lost some of its names.
     ///
     /// # Errors
-    /// [`FsError::BaseNotAsked`](crate::error::FsError::BaseNotAsked).
+    /// [`FsError::MustWait`](crate::error::FsError::MustWait).
     pub(in crate::fs) fn path_of(&self, ino: Ino) -> FsResult<Option<TreePath>> {
         if ino == Ino::ROOT {
             return Ok(Some(TreePath::root()));

@@ -2,7 +2,7 @@
 //!
 //! The base may be a slow disk or a file server, so no request may wait for it under the lock of
 //! its head. An operation under that lock is *served*: a table has the answers that the base gave
-//! before. A question that the table lacks fails with [`FsError::BaseNotAsked`]. The caller then
+//! before. A question that the table lacks fails with [`FsError::MustWait`]. The caller then
 //! releases the lock, asks the base, and runs the operation again (`fs/asked.rs`).
 //!
 //! Always true:
@@ -16,7 +16,7 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 
 use crate::error::{FsError, FsResult};
-use crate::types::{ByteRange, Fingerprint, Ino, TreePath};
+use crate::types::{Fingerprint, Ino, TreePath};
 
 /// A question to the base about a path.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -35,8 +35,6 @@ pub(in crate::fs) enum Question {
     Origin(TreePath, Fingerprint),
     /// Where the file has data.
     DataRuns(TreePath),
-    /// Bytes of the opened file.
-    Bytes(TreePath, ByteRange),
 }
 
 type Answer = Box<dyn Any>;
@@ -84,6 +82,8 @@ pub(in crate::fs) struct Answers {
     missing: Vec<Missing>,
     /// The file of which the operation has begun an edit.
     begun_edit: Option<Ino>,
+    /// The operation has something else to wait for than the base.
+    must_wait: bool,
     /// The operation has committed a change, so it must not run again.
     is_committed: bool,
 }
@@ -107,7 +107,7 @@ impl Answers {
                 *self.0 = SERVED.take().unwrap_or_default();
             }
         }
-        self.is_committed = false;
+        (self.must_wait, self.is_committed) = (false, false);
         let serving = Serving(self);
         SERVED.set(Some(std::mem::take(serving.0)));
         let result = operation();
@@ -122,9 +122,10 @@ impl Answers {
         }
     }
 
-    /// Whether the operation found no answer to a question.
-    pub(in crate::fs) fn is_missing(&self) -> bool {
-        !self.missing.is_empty()
+    /// Whether the operation must run again: it found no answer to a question, or has something
+    /// else to wait for.
+    pub(in crate::fs) fn must_run_again(&self) -> bool {
+        self.must_wait || !self.missing.is_empty()
     }
 
     /// Drops all answers, because they may be of another epoch of the base.
@@ -141,7 +142,7 @@ impl Answers {
 /// The answer to a question; `ask` gets it from the base.
 ///
 /// # Errors
-/// Those of the base; [`FsError::BaseNotAsked`] if a served operation must wait for the answer.
+/// Those of the base; [`FsError::MustWait`] if a served operation must wait for the answer.
 pub(in crate::fs) fn answer<T: Clone + 'static>(
     question: Question,
     ask: impl FnOnce() -> FsResult<T> + 'static,
@@ -156,9 +157,20 @@ pub(in crate::fs) fn answer<T: Clone + 'static>(
         if !answers.missing.iter().any(|missing| missing.question == question) {
             answers.missing.push(Missing { question, ask: Box::new(|| Box::new(ask())) });
         }
-        Ok(Err(FsError::BaseNotAsked))
+        Ok(Err(FsError::MustWait))
     });
     ask.unwrap_or_else(|ask| ask())
+}
+
+/// Says that the operation has something else to wait for than the base. Its caller waits for it
+/// before the next run.
+pub(in crate::fs) fn must_wait() -> FsError {
+    SERVED.with_borrow_mut(|served| {
+        if let Some(answers) = served {
+            answers.must_wait = true;
+        }
+    });
+    FsError::MustWait
 }
 
 /// Whether this thread serves an operation that has the answer to a question.
@@ -175,10 +187,10 @@ pub(in crate::fs) fn is_serving() -> bool {
 /// Refuses to commit what an operation made without an answer that it needed.
 ///
 /// # Errors
-/// [`FsError::BaseNotAsked`].
+/// [`FsError::MustWait`].
 pub(in crate::fs) fn check_complete() -> FsResult<()> {
-    let is_missing = SERVED.with_borrow(|served| served.as_ref().is_some_and(Answers::is_missing));
-    if is_missing { Err(FsError::BaseNotAsked) } else { Ok(()) }
+    let waits = SERVED.with_borrow(|served| served.as_ref().is_some_and(Answers::must_run_again));
+    if waits { Err(FsError::MustWait) } else { Ok(()) }
 }
 
 /// The operation has committed a change that a program can see, so it does not run again. A
@@ -222,7 +234,7 @@ pub(in crate::fs) fn at_once<T>(part: impl FnOnce() -> T) -> T {
 /// `None` for an error of the base that does not matter to the caller.
 ///
 /// # Errors
-/// [`FsError::BaseNotAsked`].
+/// [`FsError::MustWait`].
 pub(in crate::fs) fn known<T>(result: FsResult<T>) -> FsResult<Option<T>> {
     known_or(result, |_| ())
 }
@@ -237,7 +249,7 @@ pub(in crate::fs) fn known_or<T>(
 ) -> FsResult<Option<T>> {
     match result {
         Ok(value) => Ok(Some(value)),
-        Err(FsError::BaseNotAsked) => Err(FsError::BaseNotAsked),
+        Err(FsError::MustWait) => Err(FsError::MustWait),
         Err(error) => {
             lost(error);
             Ok(None)
@@ -263,16 +275,20 @@ mod tests {
     fn a_served_operation_gets_each_answer_at_its_next_run() {
         let (asked, mut answers) = (Rc::default(), Answers::default());
         let first = answers.serve(|| (ask(&asked), ask(&asked), check_complete()));
-        assert_eq!(first, (NOT_ASKED, NOT_ASKED, Err(FsError::BaseNotAsked)));
-        assert_eq!((asked.get(), answers.is_missing()), (0, true));
+        assert_eq!(first, (NOT_ASKED, NOT_ASKED, Err(FsError::MustWait)));
+        assert_eq!((asked.get(), answers.must_run_again()), (0, true));
         answers.ask_missing();
         assert_eq!(answers.serve(|| (ask(&asked), check_complete())), (Ok(7), Ok(())));
-        assert_eq!((asked.get(), answers.is_missing()), (1, false), "each question is put once");
+        assert_eq!(
+            (asked.get(), answers.must_run_again()),
+            (1, false),
+            "each question is put once"
+        );
         answers.clear();
         assert_eq!(answers.serve(|| ask(&asked)), NOT_ASKED, "another epoch");
     }
 
-    const NOT_ASKED: FsResult<u32> = Err(FsError::BaseNotAsked);
+    const NOT_ASKED: FsResult<u32> = Err(FsError::MustWait);
 
     #[test]
     fn the_base_is_asked_at_once_after_a_commit_and_by_a_thread_that_serves_nothing() {
@@ -282,7 +298,7 @@ mod tests {
             note_committed();
             (ask(&asked), is_serving())
         });
-        assert_eq!((result, asked.get(), answers.is_missing()), ((Ok(7), false), 2, false));
+        assert_eq!((result, asked.get(), answers.must_run_again()), ((Ok(7), false), 2, false));
         assert_eq!(answers.serve(|| ask(&asked)), NOT_ASKED, "the next operation");
     }
 
@@ -290,7 +306,7 @@ mod tests {
     fn an_error_of_the_base_is_an_answer() {
         let mut answers = Answers::default();
         let ask = || answer::<u32>(Question::Stat(TreePath::root()), || Err(FsError::NotFound));
-        assert_eq!(answers.serve(|| known(ask())), Err(FsError::BaseNotAsked));
+        assert_eq!(answers.serve(|| known(ask())), Err(FsError::MustWait));
         answers.ask_missing();
         assert_eq!(answers.serve(|| known(ask())), Ok(None));
     }

@@ -4,7 +4,6 @@ use std::fs::File;
 use std::sync::Arc;
 
 use crate::error::{FsError, FsResult};
-use crate::fs::merged::answers::{self, Question};
 use crate::fs::merged::base_problems::BaseProblems;
 use crate::store::Store;
 use crate::store::content::remap::PoolRange;
@@ -143,11 +142,7 @@ impl HostExtent {
                 Some(_) => Ok(true),
             };
         };
-        let read = match answers::is_serving() {
-            true => self.read_served(path, offset, bytes),
-            false => self.read_base(file, offset, bytes, nowait),
-        };
-        match read? {
+        match self.read_base(file, offset, bytes, nowait)? {
             BaseRead::Bytes => Ok(true),
             BaseRead::WouldBlock => Ok(false),
             BaseRead::Changed => Err(problems.drift(path)),
@@ -167,19 +162,6 @@ impl HostExtent {
         let Some(got) = fill(file, offset, bytes, nowait)? else { return Ok(BaseRead::WouldBlock) };
         let is_whole = got == bytes.len() && self.is_unchanged(file)?;
         Ok(if is_whole { BaseRead::Bytes } else { BaseRead::Changed })
-    }
-
-    /// As [`HostExtent::read_base`], for an operation that must not wait for the base.
-    fn read_served(&self, path: &TreePath, offset: u64, bytes: &mut [u8]) -> FsResult<BaseRead> {
-        let (extent, len) = (self.clone(), bytes.len());
-        let range = ByteRange::at(offset, len as u64);
-        let (read, answer) = answers::answer(Question::Bytes(path.clone(), range), move || {
-            let Storage::File(file, _) = &extent.storage else { return Err(FsError::Invalid) };
-            let mut bytes = vec![0; len];
-            Ok((extent.read_base(file, offset, &mut bytes, false)?, bytes))
-        })?;
-        bytes.copy_from_slice(&answer);
-        Ok(read)
     }
 
     /// The extent without its first `skip` bytes, cut to `len` bytes.

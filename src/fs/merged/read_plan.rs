@@ -58,22 +58,14 @@ impl ReadPlan {
         let len = usize::try_from(self.len()).map_err(|_| FsError::Invalid)?;
         let mut bytes = vec![0; len];
         let mut rest: &mut [u8] = &mut bytes;
-        let mut is_missing = false;
         for extent in &self.extents {
             let (part, behind) = rest
                 .split_at_mut_checked(usize::try_from(extent.len).map_err(|_| FsError::Invalid)?)
                 .ok_or(FsError::Damage("a read plan that is longer than itself"))?;
             rest = behind;
-            match extent.read(part, self.lower.problem_log(), nowait) {
-                // The rest is asked for as well, so that a served operation runs again once.
-                Err(FsError::BaseNotAsked) => is_missing = true,
-                Err(error) => return Err(error),
-                Ok(false) => return Ok(None),
-                Ok(true) => {}
+            if !extent.read(part, self.lower.problem_log(), nowait)? {
+                return Ok(None);
             }
-        }
-        if is_missing {
-            return Err(FsError::BaseNotAsked);
         }
         Ok(Some(bytes))
     }

@@ -1,9 +1,8 @@
 //! Operations on the content of files: read, write, truncate, seek, copy.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::sync::Arc;
 
-use crate::base::require_file;
 use crate::error::{FsError, FsResult};
 use crate::fs::edits::Touch;
 use crate::fs::merged::data_ranges::{Plan, first_data};
@@ -12,24 +11,11 @@ use crate::fs::merged::extent_reader::{HostExtent, SeekTo};
 use crate::fs::merged::lower::Lower;
 use crate::fs::merged::read_plan::ReadPlan;
 use crate::fs::ops::fallocate::ZERO_RANGE;
-use crate::fs::ops::privileges::{PrivilegeBits, clear_capabilities};
-use crate::fs::ops::writable::Writable;
+use crate::fs::ops::privileges::PrivilegeBits;
+use crate::fs::ops::write::{Position, Write};
 use crate::fs::{Core, Fs, MAX_FILE_SIZE, Need, State, Target};
-use crate::store::Store;
-use crate::sys::clock;
-use crate::tree::{Edit, Meta, Tree};
+use crate::tree::{Edit, Tree};
 use crate::types::{ByteRange, NodeId};
-
-/// Where the bytes of a write come from and go to.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Position {
-    /// From a caller, to the place that it said.
-    Given,
-    /// From a caller with O_APPEND: the kernel chose the offset by the size that it knows.
-    End,
-    /// From the kernel's page cache.
-    WriteBack,
-}
 
 impl Fs {
     /// Finds where the bytes of a file are. [`ReadPlan::read`] then reads them without a lock.
@@ -127,23 +113,18 @@ impl Fs {
         if offset.checked_add(bytes.len() as u64).is_none_or(|end| end > MAX_FILE_SIZE) {
             return Err(FsError::FileTooBig);
         }
-        let touch = if position == Position::WriteBack { Touch::WriteBack } else { Touch::Write };
         let need = Cell::new(Need::More);
         self.with_room_as(&need, || {
-            self.with_node(id, |core| {
-                let target = core.content_target(id)?;
-                if position == Position::End {
-                    core.check_append(id, &target, offset)?;
-                }
-                core.change_file(&self.store, target, privileges, touch, |core, store, file| {
-                    need.set(Need::More);
-                    let edits = core.stage_write(store, file, offset, bytes)?;
-                    if edits.is_empty() {
-                        need.set(Need::InPlace);
-                    }
-                    Ok(edits)
-                })
-            })
+            let (waiting, stages) = (None, 0);
+            let write = Write { id, position, offset, bytes, privileges, waiting, stages };
+            let write = RefCell::new(write);
+            let run = |core: &mut Core| write.borrow_mut().run(core, &self.store, &need);
+            let written = self.with_node_and_wait(id, run, || write.borrow_mut().store());
+            if write.into_inner().stages > 1 {
+                // Nothing refers to what the first stage has stored.
+                self.reclaim.note_garbage();
+            }
+            written
         })
     }
 
@@ -318,66 +299,5 @@ impl Core {
             return Err(FsError::FileTooBig);
         }
         if size > 0 { self.check_coherent(id, target) } else { Ok(()) }
-    }
-
-    /// Changes the content of a file by the edits that `stage` returns, and its times and privilege
-    /// bits with it.
-    pub(super) fn change_file(
-        &mut self,
-        store: &Arc<Store>,
-        target: Target,
-        privileges: PrivilegeBits<'_>,
-        touch: Touch,
-        stage: impl FnOnce(&mut Core, &Arc<Store>, Writable) -> FsResult<Vec<Edit>>,
-    ) -> FsResult<()> {
-        let file = self.writable(target)?;
-        self.begin_change(file, touch)?;
-        let mut meta = self.meta_after_change(file, touch, privileges)?;
-        privileges.clear_bare_setgid(&mut meta);
-        let mut edits = stage(self, store, file)?;
-        let node = self.tree_of(file).node(file.key).ok_or(FsError::NotFound)?;
-        edits.extend(clear_capabilities(file.key, node));
-        edits.push(Edit::Meta { ino: file.key, meta });
-        self.commit_to(file, edits)
-    }
-
-    /// Checks that the content of a node may change, and keeps what the edit history needs of it.
-    pub(super) fn begin_change(&mut self, file: Writable, touch: Touch) -> FsResult<()> {
-        let node = self.tree_of(file).node(file.key).ok_or(FsError::Invalid)?;
-        require_file(node.kind())?;
-        // The caller could not read what it replaces.
-        if self.hides_node(node) {
-            return Err(FsError::AccessDenied);
-        }
-        if !self.is_in_scratch(file) {
-            self.upper.check()?;
-        }
-        // Bytes that are overwritten in place are visible before there is a record of them. So the
-        // layer must be writable, and the edit history must have its copy.
-        if !file.is_orphan {
-            self.before_change(file.key, touch)?;
-        }
-        Ok(())
-    }
-
-    /// The attributes of a file after its content changed: times and privilege bits.
-    pub(super) fn meta_after_change(
-        &self,
-        file: Writable,
-        touch: Touch,
-        privileges: PrivilegeBits<'_>,
-    ) -> FsResult<Meta> {
-        let tree = self.tree_of(file);
-        let mut meta = tree.node(file.key).ok_or(FsError::NotFound)?.meta;
-        meta.ctime = clock::now();
-        // With a writeback cache the kernel keeps mtime itself and sends its changes. It does not
-        // change mtime when truncate(2) sets the same size, nor for a second change within one tick
-        // of its clock. So mtime must stay here too.
-        let is_of_kernel = [Touch::WriteBack, Touch::Resize(tree.size(file.key))].contains(&touch);
-        if !(self.coherence.is_writeback() && is_of_kernel) {
-            meta.mtime = meta.ctime;
-        }
-        privileges.clear(&mut meta);
-        Ok(meta)
     }
 }

@@ -1,10 +1,12 @@
 //! The operations, one file per family, as the VFS divides them.
 //!
-//! An operation resolves its node and takes the core lock once. If it must ask the base, it runs
-//! again after each question: the base is asked in between (`fs/asked.rs`).
+//! An operation resolves its node and takes the core lock once. If it must wait for the base, or
+//! for a write to fresh addresses, it runs again after each wait, which is without the lock
+//! (`fs/asked.rs`).
 
 pub(in crate::fs) mod acl;
 pub(in crate::fs) mod attrs;
+mod change;
 pub(in crate::fs) mod data;
 mod fallocate;
 pub(in crate::fs) mod namespace;
@@ -12,6 +14,7 @@ pub(in crate::fs) mod privileges;
 pub(in crate::fs) mod readdir;
 pub(in crate::fs) mod rename;
 pub(in crate::fs) mod slot;
+mod stage;
 pub(in crate::fs) mod symlink;
 #[cfg(test)]
 mod tests;

@@ -253,7 +253,7 @@ impl Core {
     /// The old and the new path of a rename, if the edit history follows it.
     ///
     /// # Errors
-    /// [`FsError::BaseNotAsked`].
+    /// [`FsError::MustWait`].
     fn paths_for_history(
         &self,
         source: &Slot,

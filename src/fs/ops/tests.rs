@@ -1,14 +1,15 @@
 //! Counts what an operation costs: how often it takes the core lock, and how many base nodes it
-//! looks up.
+//! looks up. And lets others change a file between the parts of a write.
 
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 
 use crate::base::Base;
 use crate::fs::merged::lower::{LOOKUPS, Lower};
+use crate::fs::ops::stage::AFTER_STORE;
 use crate::fs::{Caller, DirEntry, Fs, HandOut, NameSink, SetAttr};
 use crate::jail::{Jail, Policy};
-use crate::store::record::LayerKind;
+use crate::store::record::{LayerKind, Seal};
 use crate::store::{Store, StoreOptions};
 use crate::tree::Tree;
 use crate::types::{Epoch, FileKind, Name, NodeId};
@@ -16,7 +17,7 @@ use crate::types::{Epoch, FileKind, Name, NodeId};
 /// A filesystem whose base has files `a` to `h` in the directory `d`.
 struct Place {
     _dir: tempfile::TempDir,
-    fs: Fs,
+    fs: Arc<Fs>,
     /// The directory `d`.
     dir: NodeId,
 }
@@ -50,7 +51,7 @@ impl Place {
         let fs = Fs::new(store, Tree::new(), lower, upper, jail);
         fs.attach_kernel(false);
         let dir_id = fs.lookup(NodeId::ROOT, &name("d")).unwrap().id;
-        Place { _dir: dir, fs, dir: dir_id }
+        Place { _dir: dir, fs: Arc::new(fs), dir: dir_id }
     }
 
     fn file(&self, file: &str) -> NodeId {
@@ -144,4 +145,108 @@ fn a_reply_has_a_name_also_if_time_is_up_before_the_first() {
     place.fs.readdir(place.dir, 0, |_| true).unwrap();
     place.fs.readdir_plus(place.dir, 2, &mut sink).unwrap();
     assert_eq!(sink.names, [b"a", b"b", b"c", b"d", b"e", b"f", b"g", b"h"]);
+}
+
+/// The content of `file`, and what is written into it: a part of its second block.
+const OLD: [u8; 10_000] = [b'a'; 10_000];
+const AT: usize = 4100;
+const NEW: &[u8] = b"new";
+
+fn read(fs: &Fs, id: NodeId) -> Vec<u8> {
+    fs.read(id, 0, 1 << 20).unwrap().read(false).unwrap().unwrap()
+}
+
+fn seal(fs: &Fs) -> crate::fs::State {
+    let below = fs.upper_layer();
+    let next = fs.store.create_layer(Some(below), "main", Epoch(0), LayerKind::Continues).unwrap();
+    let time = crate::sys::clock::now();
+    let seal = Seal { name: None, message: String::new(), time, automatic: false };
+    fs.seal(next, seal, None).unwrap().1
+}
+
+/// Writes into a file of a sealed layer, and runs `other` when the bytes are in the pool and not
+/// yet recorded. The file must be as `model` says, whose argument is the content before the write.
+fn write_around(other: impl Fn(&Fs, NodeId, NodeId) + 'static, model: fn(&mut Vec<u8>)) {
+    let place = Place::new();
+    let file = place.fs.mknod(place.dir, &name("file"), 0o644, 0, 0, CALLER).unwrap().id;
+    place.fs.write(file, 0, &OLD, false).unwrap();
+    let sealed = seal(&place.fs);
+    let (fs, dir) = (Arc::clone(&place.fs), place.dir);
+    AFTER_STORE.set(Some(Box::new(move || other(&fs, dir, file))));
+    place.fs.write(file, AT as u64, NEW, false).unwrap();
+    assert!(AFTER_STORE.take().is_none(), "the write goes to fresh addresses");
+    let mut wanted = OLD.to_vec();
+    model(&mut wanted);
+    wanted.resize(wanted.len().max(AT + NEW.len()), 0);
+    wanted[AT..AT + NEW.len()].copy_from_slice(NEW);
+    assert!(read(&place.fs, file) == wanted, "the file after both");
+    place.fs.reclaim.note_garbage();
+    assert!(place.fs.reclaim_unused().is_some());
+    assert!(read(&place.fs, file) == wanted, "the file after unused space was punched");
+    let path = crate::types::TreePath::parse(b"d/file").unwrap();
+    let found = sealed.resolve(&path).unwrap();
+    assert!(sealed.read_all(&found).unwrap() == OLD, "the sealed state");
+}
+
+fn setattr(fs: &Fs, file: NodeId, size: Option<u64>) {
+    let set = SetAttr { size, mode: Some(0o600), ..SetAttr::default() };
+    fs.setattr(file, set, true).unwrap();
+}
+
+#[test]
+fn a_write_that_nothing_interrupts_is_recorded_as_it_was_stored() {
+    write_around(|_, _, _| (), |_| ());
+}
+
+#[test]
+fn a_read_between_the_parts_of_a_write_changes_nothing() {
+    write_around(|fs, _, file| assert!(read(fs, file) == OLD, "no byte is visible"), |_| ());
+}
+
+#[test]
+fn a_seal_between_the_parts_of_a_write_holds_the_old_content() {
+    write_around(|fs, _, _| drop(seal(fs)), |_| ());
+}
+
+#[test]
+fn a_write_between_the_parts_of_another_one_to_the_same_block_stays() {
+    let other = |fs: &Fs, _, file| fs.write(file, 4200, b"other", false).unwrap();
+    write_around(other, |content| content[4200..4205].copy_from_slice(b"other"));
+    let last = |fs: &Fs, _, file| fs.write(file, AT as u64, b"others", false).unwrap();
+    write_around(last, |content| content[AT..AT + 6].copy_from_slice(b"others"));
+}
+
+#[test]
+fn a_truncation_between_the_parts_of_a_write_stays() {
+    write_around(|fs, _, file| setattr(fs, file, Some(4000)), |content| content.truncate(4000));
+    write_around(|fs, _, file| setattr(fs, file, Some(0)), Vec::clear);
+}
+
+#[test]
+fn a_change_of_attributes_between_the_parts_of_a_write_stays() {
+    let other = |fs: &Fs, _, file| setattr(fs, file, None);
+    write_around(other, |_| ());
+}
+
+#[test]
+fn a_hole_between_the_parts_of_a_write_stays() {
+    const PUNCH_HOLE_AND_KEEP_SIZE: i32 = 3;
+    let other = |fs: &Fs, _, file| {
+        fs.fallocate(file, PUNCH_HOLE_AND_KEEP_SIZE, 4096, 4096, false).unwrap();
+    };
+    write_around(other, |content| content[4096..8192].fill(0));
+}
+
+#[test]
+fn a_removal_between_the_parts_of_a_write_leaves_the_file_to_those_who_hold_it() {
+    write_around(|fs, dir, _| fs.unlink(dir, &name("file")).unwrap(), |_| ());
+}
+
+#[test]
+fn unused_space_that_is_punched_between_the_parts_of_a_write_is_not_that_of_the_write() {
+    let other = |fs: &Fs, _, _| {
+        fs.reclaim.note_garbage();
+        assert!(fs.reclaim_unused().is_some(), "the write holds no read guard any more");
+    };
+    write_around(other, |_| ());
 }

@@ -8,7 +8,7 @@ use crate::tree::{Edit, Tree};
 use crate::types::{Ino, LayerId};
 
 /// The tree that holds a node's record, and the node's number there.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) struct Writable {
     pub(super) key: Ino,
     pub(super) is_orphan: bool,

@@ -4,121 +4,186 @@
 //! to fresh addresses, widened to 4 KiB blocks with the bytes that the file has there now. So the
 //! first byte that is written to a large base file costs one block, and no sealed state can change.
 //!
+//! Bytes for fresh addresses are written without the core lock ([`stage`](super::stage)), so no
+//! other request waits while the disk takes them.
+//!
 //! Always true:
 //! * Addresses to which an edit of the edit history refers are never overwritten.
-//! * Staging changes nothing that a reader can see, except where it overwrites in place.
+//! * Nothing that a reader can see changes before the edits are committed, except where a write
+//!   overwrites in place. That happens last.
 
+use std::cell::Cell;
 use std::sync::Arc;
 
 use crate::error::{FsError, FsResult};
-use crate::fs::Core;
-use crate::fs::merged::read_plan::ReadPlan;
+use crate::fs::edits::Touch;
+use crate::fs::merged::answers;
+use crate::fs::ops::change::Change;
+use crate::fs::ops::privileges::PrivilegeBits;
+use crate::fs::ops::stage::{FreshPart, Stage, slice};
 use crate::fs::ops::writable::Writable;
+use crate::fs::{Core, Need};
 use crate::store::Store;
 use crate::store::content::pool::{BLOCK, PoolWriter, block_ceil, block_floor};
 use crate::tree::{Edit, Extent, Source};
-use crate::types::{ByteRange, LayerId};
+use crate::types::{ByteRange, LayerId, NodeId};
 
-/// A part of a write.
-enum Run {
-    /// Overwrites a range in place, at this address of the pool.
-    InPlace(ByteRange, u64),
-    /// Goes to fresh addresses.
-    Fresh(ByteRange),
+/// Where the bytes of a write come from and go to.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Position {
+    /// From a caller, to the place that it said.
+    Given,
+    /// From a caller with O_APPEND: the kernel chose the offset by the size that it knows.
+    End,
+    /// From the kernel's page cache.
+    WriteBack,
 }
 
-/// The blocks that a fresh run takes, and the bytes that the file has in them before and after the
-/// run.
-struct Fill {
-    blocks: ByteRange,
-    left: Vec<u8>,
-    right: Vec<u8>,
+impl Position {
+    fn touch(self) -> Touch {
+        if self == Position::WriteBack { Touch::WriteBack } else { Touch::Write }
+    }
 }
 
-/// Adds a range to the runs that go to fresh addresses, and merges it with an adjacent one.
-fn push_fresh(runs: &mut Vec<Run>, range: ByteRange) {
-    match runs.last_mut() {
-        Some(Run::Fresh(before)) if before.end == range.start => before.end = range.end,
-        _ => runs.push(Run::Fresh(range)),
+/// The parts of a write.
+#[derive(Default)]
+struct Runs {
+    /// Ranges that are overwritten in place, each with its address in the pool.
+    in_place: Vec<(ByteRange, u64)>,
+    /// Ranges that go to fresh addresses.
+    fresh: Vec<ByteRange>,
+}
+
+impl Runs {
+    /// Adds a range that goes to fresh addresses, behind all others, and merges it with an adjacent
+    /// one.
+    fn push_fresh(&mut self, range: ByteRange) {
+        match self.fresh.last_mut() {
+            Some(before) if before.end == range.start => before.end = range.end,
+            _ => self.fresh.push(range),
+        }
+    }
+}
+
+/// A write(2) under way. It runs under the core lock, is stored without it if it has fresh parts,
+/// and then runs again.
+pub(super) struct Write<'a> {
+    pub(super) id: NodeId,
+    pub(super) position: Position,
+    pub(super) offset: u64,
+    pub(super) bytes: &'a [u8],
+    pub(super) privileges: PrivilegeBits<'a>,
+    pub(super) waiting: Option<(Planned, Stage)>,
+    /// The number of stages that were begun.
+    pub(super) stages: u32,
+}
+
+/// The changes that a write makes to a file.
+pub(super) struct Planned {
+    change: Change,
+    /// The size of the file before.
+    size: u64,
+    runs: Runs,
+}
+
+impl Write<'_> {
+    fn range(&self) -> ByteRange {
+        ByteRange::at(self.offset, self.bytes.len() as u64)
+    }
+
+    /// Writes the fresh parts to the pool. The caller holds no lock.
+    pub(super) fn store(&mut self) {
+        if let Some((_, stage)) = &mut self.waiting {
+            stage.store(self.offset, self.bytes);
+        }
+    }
+
+    /// Plans the write, and records it if its fresh parts are stored. `need` is set to why it needs
+    /// space.
+    ///
+    /// # Errors
+    /// EISDIR or EINVAL for a node without content; ENOSPC at the quota; those of the base and of
+    /// the host. [`FsError::MustWait`] if the caller must store it and run it again.
+    pub(super) fn run(
+        &mut self,
+        core: &mut Core,
+        store: &Arc<Store>,
+        need: &Cell<Need>,
+    ) -> FsResult<()> {
+        need.set(Need::More);
+        let waiting = match self.waiting.take() {
+            Some((planned, stage)) if stage.is_next_turn(core) => {
+                return self.record(core, planned, Some(stage), need);
+            }
+            waiting => waiting,
+        };
+        let planned = self.plan(core, store)?;
+        let fresh = &planned.runs.fresh;
+        let stage = waiting.map(|(_, stage)| stage);
+        let stage = stage.filter(|stage| core.fits(stage, planned.change.file, fresh));
+        if fresh.is_empty() || stage.is_some() {
+            return self.record(core, planned, stage, need);
+        }
+        core.need_bytes(store, fresh.iter().map(ByteRange::len).sum())?;
+        let stage = self.begin_stage(core, &planned)?;
+        self.stages += 1;
+        self.waiting = Some((planned, stage));
+        Err(answers::must_wait())
+    }
+
+    fn plan(&self, core: &mut Core, store: &Store) -> FsResult<Planned> {
+        let target = core.content_target(self.id)?;
+        if self.position == Position::End {
+            core.check_append(self.id, &target, self.offset)?;
+        }
+        let change = core.plan_change(target, self.privileges, self.position.touch())?;
+        core.open_pool_of(store, change.file)?;
+        let size = core.tree_of(change.file).size(change.file.key);
+        let runs = core.cut_into_runs(change.file, self.range(), size);
+        Ok(Planned { change, size, runs })
+    }
+
+    fn begin_stage(&self, core: &mut Core, planned: &Planned) -> FsResult<Stage> {
+        let (file, range) = (planned.change.file, self.range());
+        let size = planned.size.max(range.end);
+        let fresh = planned.runs.fresh.iter();
+        let parts = fresh.map(|part| core.in_blocks(file, *part, range, size));
+        let parts = parts.collect::<FsResult<Vec<_>>>()?;
+        core.begin_stage(file, parts)
+    }
+
+    /// Overwrites in place, and records all parts.
+    fn record(
+        &self,
+        core: &mut Core,
+        Planned { change, size, runs }: Planned,
+        stage: Option<Stage>,
+        need: &Cell<Need>,
+    ) -> FsResult<()> {
+        let file = change.file;
+        let stored = stage.map_or_else(|| Ok(Vec::new()), Stage::into_stored)?;
+        for (part, at) in runs.in_place {
+            core.pool_of(file)?.write(at, slice(self.bytes, self.offset, part)?)?;
+        }
+        let mut edits = Vec::with_capacity(4);
+        if self.range().end > size {
+            edits.push(Edit::Resize { ino: file.key, size: self.range().end });
+        }
+        let layer = core.layer_of(file);
+        for (blocks, written) in &stored {
+            let addresses = written.addresses();
+            core.pool_of(file)?.note_written(addresses);
+            let to = Some(Source::Pool { layer, offset: addresses.start });
+            edits.push(Edit::Map { ino: file.key, range: *blocks, to });
+        }
+        if edits.is_empty() {
+            need.set(Need::InPlace);
+        }
+        core.commit_change(change, edits)
     }
 }
 
 impl Core {
-    /// Writes bytes to the pool. Returns the edits that make them visible.
-    ///
-    /// # Errors
-    /// ENOSPC at the quota; those of the host.
-    pub(super) fn stage_write(
-        &mut self,
-        store: &Arc<Store>,
-        file: Writable,
-        offset: u64,
-        bytes: &[u8],
-    ) -> FsResult<Vec<Edit>> {
-        self.open_pool_of(store, file)?;
-        let range = ByteRange::at(offset, bytes.len() as u64);
-        let size = self.tree_of(file).size(file.key);
-        let mut edits = Vec::with_capacity(3);
-        if range.end > size {
-            edits.push(Edit::Resize { ino: file.key, size: range.end });
-        }
-        let runs = self.cut_into_runs(file, range, size);
-        let fresh = runs.iter().map(|run| match run {
-            Run::InPlace(..) => 0,
-            Run::Fresh(part) => part.len(),
-        });
-        self.need_bytes(store, fresh.sum())?;
-        // All that must be read is read before the first byte is written.
-        let mut fills = Vec::new();
-        for run in &runs {
-            if let Run::Fresh(part) = run {
-                let blocks = self.fill_range(file, *part, range, size.max(range.end))?;
-                fills.push(self.fill_of(file, *part, blocks)?);
-            }
-        }
-        let mut fills = fills.into_iter();
-        for run in runs {
-            match run {
-                Run::InPlace(part, at) => {
-                    self.pool_of(file)?.write(at, slice(bytes, offset, part)?)?;
-                }
-                Run::Fresh(part) => {
-                    let fill = fills.next().ok_or(FsError::Damage("a run without its block"))?;
-                    edits.push(self.write_fresh(file, slice(bytes, offset, part)?, fill, size)?);
-                }
-            }
-        }
-        Ok(edits)
-    }
-
-    /// The present bytes around `part` in `blocks`.
-    fn fill_of(&self, file: Writable, part: ByteRange, blocks: ByteRange) -> FsResult<Fill> {
-        let left = self.current_bytes(file, ByteRange { start: blocks.start, end: part.start });
-        let right = self.current_bytes(file, ByteRange { start: part.end, end: blocks.end });
-        Ok(Fill { blocks, left: left?, right: right? })
-    }
-
-    /// Writes bytes and those around them to fresh addresses.
-    fn write_fresh(
-        &mut self,
-        file: Writable,
-        bytes: &[u8],
-        Fill { blocks, left, right }: Fill,
-        size: u64,
-    ) -> FsResult<Edit> {
-        self.quota.add(blocks.len());
-        let layer = self.layer_of(file);
-        let pool = self.pool_of(file)?;
-        let at = pool.allocate(file.key, blocks, blocks.end >= size);
-        if left.is_empty() && right.is_empty() {
-            pool.write(at, bytes)?;
-        } else {
-            pool.write(at, &[&left, bytes, &right].concat())?;
-        }
-        let to = Some(Source::Pool { layer, offset: at });
-        Ok(Edit::Map { ino: file.key, range: blocks, to })
-    }
-
     /// Creates the scratch file if the content of a node is to be written there. Otherwise notes
     /// that the pool has content that may get a record later.
     pub(super) fn open_pool_of(&mut self, store: &Store, file: Writable) -> FsResult<()> {
@@ -142,26 +207,26 @@ impl Core {
     }
 
     /// Cuts a write into runs in place and fresh runs.
-    fn cut_into_runs(&self, file: Writable, range: ByteRange, size: u64) -> Vec<Run> {
+    fn cut_into_runs(&self, file: Writable, range: ByteRange, size: u64) -> Runs {
         let layer = self.layer_of(file);
-        let mut runs: Vec<Run> = Vec::new();
+        let mut runs = Runs::default();
         for segment in self.tree_of(file).segments(file.key, range) {
             match segment.source {
                 Some(Source::Pool { layer: owner, offset }) if owner == layer => {
                     self.cut_owned(&mut runs, segment.range, offset, layer);
                 }
-                _ => push_fresh(&mut runs, segment.range),
+                _ => runs.push_fresh(segment.range),
             }
         }
         let tail = ByteRange { start: range.start.max(size), end: range.end };
         if !tail.is_empty() {
-            push_fresh(&mut runs, tail);
+            runs.push_fresh(tail);
         }
         runs
     }
 
     /// Cuts a range that the upper layer owns at the addresses that are pinned by an edit.
-    fn cut_owned(&self, runs: &mut Vec<Run>, range: ByteRange, offset: u64, layer: LayerId) {
+    fn cut_owned(&self, runs: &mut Runs, range: ByteRange, offset: u64, layer: LayerId) {
         let end = offset + range.len();
         let in_file = |from: u64, to: u64| ByteRange {
             start: range.start + (from - offset),
@@ -170,26 +235,26 @@ impl Core {
         let mut at = offset;
         while let Some(pinned) = self.first_pinned(layer, ByteRange { start: at, end }) {
             if at < pinned.start {
-                runs.push(Run::InPlace(in_file(at, pinned.start), at));
+                runs.in_place.push((in_file(at, pinned.start), at));
             }
-            push_fresh(runs, in_file(pinned.start, pinned.end));
+            runs.push_fresh(in_file(pinned.start, pinned.end));
             at = pinned.end;
         }
         if at < end {
-            runs.push(Run::InPlace(in_file(at, end), at));
+            runs.in_place.push((in_file(at, end), at));
         }
     }
 
     /// Widens a fresh run of the write `of` to whole blocks. Excluded are bytes that may be written
     /// in place, and bytes that an adjacent run of the same write covers. `size` is the size of the
     /// file after the write.
-    fn fill_range(
+    fn in_blocks(
         &mut self,
         file: Writable,
         part: ByteRange,
         of: ByteRange,
         size: u64,
-    ) -> FsResult<ByteRange> {
+    ) -> FsResult<FreshPart> {
         let mut blocks = part;
         if part.start == of.start && !self.pool_of(file)?.continues(file.key, part.start) {
             blocks.start = self.fill_start(file, part);
@@ -198,7 +263,7 @@ impl Core {
             blocks.end = self.fill_end(file, part, block_ceil(part.end).min(size).max(part.end));
         }
         debug_assert!(blocks.len() <= part.len() + 2 * BLOCK);
-        Ok(blocks)
+        Ok(FreshPart { part, blocks })
     }
 
     /// Where the block of the first byte of `part` begins, or where bytes that may be written in
@@ -253,24 +318,4 @@ impl Core {
             _ => false,
         }
     }
-
-    /// The bytes of a file as they are now, with zeros after its end.
-    fn current_bytes(&self, file: Writable, range: ByteRange) -> FsResult<Vec<u8>> {
-        if range.is_empty() {
-            return Ok(Vec::new());
-        }
-        let guard = self.lower.reading();
-        let extents = self.plan_of(&file.target(), range)?;
-        let plan = ReadPlan::new(extents, Arc::clone(&self.lower), guard);
-        let mut bytes = plan.read(false)?.unwrap_or_default();
-        bytes.resize(usize::try_from(range.len()).map_err(|_| FsError::Invalid)?, 0);
-        Ok(bytes)
-    }
-}
-
-/// The bytes of `part` in a write whose bytes begin at `offset` of the file.
-fn slice(bytes: &[u8], offset: u64, part: ByteRange) -> FsResult<&[u8]> {
-    let from = usize::try_from(part.start - offset).map_err(|_| FsError::Invalid)?;
-    let to = usize::try_from(part.end - offset).map_err(|_| FsError::Invalid)?;
-    bytes.get(from..to).ok_or(FsError::Damage("a run of a write lies outside of it"))
 }

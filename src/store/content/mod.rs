@@ -8,6 +8,7 @@
 
 pub mod archived;
 pub mod checksums;
+pub mod fresh;
 pub mod live_ranges;
 pub mod pool;
 pub mod range_set;

@@ -15,6 +15,7 @@ use std::fs::File;
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 
+use crate::store::content::fresh::{FreshWrite, FreshWrites, write_pieces};
 use crate::store::content::range_set::RangeSet;
 use crate::store::content::unsynced::UnsyncedRanges;
 use crate::store::io::disk;
@@ -23,11 +24,6 @@ use crate::types::{ByteRange, Ino, LayerId};
 
 /// Pools are punched and checksummed in blocks of this many bytes.
 pub const BLOCK: u64 = 4096;
-/// The most bytes that one pwrite(2) writes. Linux 6.18 takes what one call writes to ext4 into one
-/// folio of its page cache if it can, and a later write of a block visits each block of that folio.
-/// Writing 1 MiB in pieces of 128 KiB is as fast as in one call, and overwriting single blocks
-/// later takes less than half as long.
-const PIECE: usize = 128 << 10;
 const SMALLEST_WINDOW: u64 = 64 << 10;
 const LARGEST_WINDOW: u64 = 4 << 20;
 /// How many files can have a window at a time. A growing file that lost its window gets a new one.
@@ -80,6 +76,7 @@ pub struct PoolWriter {
     pub(in crate::store) unsynced: UnsyncedRanges,
     /// Addresses below `next` that hold zeros, because they were never written.
     unwritten: RangeSet,
+    fresh: Arc<FreshWrites>,
 }
 
 impl PoolWriter {
@@ -98,7 +95,8 @@ impl PoolWriter {
             data.into_iter().for_each(|data| unwritten.remove(in_blocks(data)));
         }
         let (windows, unsynced) = (HashMap::new(), UnsyncedRanges::default());
-        Ok(PoolWriter { layer, file, next, windows, uses: 0, unsynced, unwritten })
+        let fresh = Arc::default();
+        Ok(PoolWriter { layer, file, next, windows, uses: 0, unsynced, unwritten, fresh })
     }
 
     /// The layer of the pool.
@@ -141,6 +139,23 @@ impl PoolWriter {
         let (file_next, pool_next) = (range.end, at + range.len());
         self.windows.insert(ino, Window { file_next, pool_next, pool_end, size, used: self.uses });
         at
+    }
+
+    /// Allocates addresses as [`PoolWriter::allocate`] does, for a write without the lock of the
+    /// head. [`PoolWriter::note_written`] follows, before a record refers to them.
+    pub fn allocate_fresh(&mut self, ino: Ino, range: ByteRange, growing: bool) -> FreshWrite {
+        let at = self.allocate(ino, range, growing);
+        self.fresh.begin(&self.file, ByteRange::at(at, range.len()))
+    }
+
+    /// Whether a write is one to this pool.
+    pub fn owns(&self, write: &FreshWrite) -> bool {
+        write.is_in(&self.file)
+    }
+
+    /// Waits until no write to fresh addresses is under way.
+    pub(in crate::store) fn wait_for_fresh_writes(&self) {
+        self.fresh.wait();
     }
 
     /// Allocates addresses as [`PoolWriter::allocate`] does, and blocks of the disk for them. They
@@ -202,11 +217,13 @@ impl PoolWriter {
             .is_some_and(|w| w.file_next == file_offset && w.pool_next < w.pool_end)
     }
 
-    /// The rest of each window, and the first address that was never allocated.
+    /// The addresses to which no record refers and that are not free: the rest of each window, and
+    /// fresh ones. Also the first address that was never allocated.
     pub fn reserved(&self) -> (Vec<ByteRange>, u64) {
         let windows =
             self.windows.values().map(|w| ByteRange { start: w.pool_next, end: w.pool_end });
-        (windows.filter(|range| !range.is_empty()).collect(), self.next)
+        let reserved = windows.chain(self.fresh.addresses());
+        (reserved.filter(|range| !range.is_empty()).collect(), self.next)
     }
 
     /// Drops the window of a file that was removed or truncated.
@@ -214,13 +231,16 @@ impl PoolWriter {
         self.windows.remove(&ino);
     }
 
-    /// Punches addresses that no reader needs any more, in whole blocks. They then read as zeros.
+    /// Punches addresses that no reader needs any more, in whole blocks, except blocks with fresh
+    /// addresses. They then read as zeros.
     ///
     /// # Errors
     /// As fallocate(2).
     pub fn reclaim(&self, range: ByteRange) -> std::io::Result<()> {
-        let whole = ByteRange { start: block_floor(range.start), end: block_ceil(range.end) };
-        disk::punch(&self.file, whole)
+        let mut fresh = RangeSet::default();
+        self.fresh.addresses().into_iter().for_each(|range| fresh.add(in_blocks(range)));
+        let mut unused = fresh.missing_in(in_blocks(range)).into_iter();
+        unused.try_for_each(|part| disk::punch(&self.file, part))
     }
 
     /// Writes bytes at an address.
@@ -229,13 +249,16 @@ impl PoolWriter {
     /// As pwrite(2).
     pub fn write(&mut self, offset: u64, bytes: &[u8]) -> std::io::Result<()> {
         // Also if the write fails: it may have written a part.
-        self.unsynced.note(ByteRange::at(offset, bytes.len() as u64));
+        self.note_written(ByteRange::at(offset, bytes.len() as u64));
+        write_pieces(&self.file, offset, bytes)
+    }
+
+    /// Notes that addresses are written.
+    pub fn note_written(&mut self, addresses: ByteRange) {
+        self.unsynced.note(addresses);
         if self.has_unwritten() {
-            self.unwritten.remove(in_blocks(ByteRange::at(offset, bytes.len() as u64)));
+            self.unwritten.remove(in_blocks(addresses));
         }
-        let addresses = (offset..).step_by(PIECE);
-        let mut pieces = bytes.chunks(PIECE).zip(addresses);
-        pieces.try_for_each(|(piece, at)| disk::write_at(&self.file, piece, at))
     }
 }
 

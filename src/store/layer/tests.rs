@@ -322,6 +322,28 @@ fn a_synced_record_is_valid_even_if_others_were_appended_during_the_sync() {
     assert!(upper.begin_sync().is_none(), "a sync right after a sync has nothing to do");
 }
 
+/// One block can hold recorded bytes and those of such a write. A sealed block must not change.
+#[test]
+fn a_seal_waits_for_a_write_to_fresh_addresses() {
+    let dir = tempfile::tempdir().unwrap();
+    let layers = layers(dir.path());
+    let mut upper = begin(&layers);
+    let write = upper.pool.allocate_fresh(Ino(9), ByteRange::at(0, 3), true);
+    let (sender, sealed) = std::sync::mpsc::channel();
+    let thread = std::thread::spawn(move || {
+        let time = Timestamp::default();
+        let seal = Seal { name: None, message: String::new(), time, automatic: true };
+        upper.seal(seal, &|| false).unwrap();
+        sender.send(()).unwrap();
+    });
+    let soon = std::time::Duration::from_millis(50);
+    assert!(sealed.recv_timeout(soon).is_err(), "the write is under way");
+    write.write(&[b"new"]).unwrap();
+    sealed.recv_timeout(std::time::Duration::from_secs(60)).unwrap();
+    thread.join().unwrap();
+    assert_eq!(pool(&layers), b"new");
+}
+
 /// Overwrites bytes of the pool and syncs the layer with the journal alone.
 fn redo(upper: &mut Upper, at: u64, bytes: &[u8]) {
     upper.pool.write(at, bytes).unwrap();

@@ -365,9 +365,11 @@ impl Upper {
         Ok(self.journal.len())
     }
 
-    /// Syncs the pool, appends a mark that covers all records, and syncs the journal.
+    /// Syncs the pool, appends a mark that covers all records, and syncs the journal. Waits before
+    /// that for writes that began when this was an upper layer.
     fn end_with_mark(&mut self, mark: &Record, make_room: &dyn Fn() -> bool) -> Result<()> {
         let layer = self.layer;
+        self.pool.wait_for_fresh_writes();
         if self.durable {
             self.sync_pool(make_room).attempt(|| format!("sync the pool of layer {layer}"))?;
         }

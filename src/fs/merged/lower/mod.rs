@@ -475,7 +475,7 @@ impl Lower {
 
     /// Records an error of the base, and returns it.
     fn noted(&self, path: &TreePath, error: FsError) -> FsError {
-        if error != FsError::BaseNotAsked {
+        if error != FsError::MustWait {
             self.problems.note_error(path, &error);
         }
         error

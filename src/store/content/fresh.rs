@@ -5,13 +5,14 @@
 //!
 //! Always true:
 //! * The table has all fresh addresses, so no thread punches them.
-//! * A pool is sealed when no such write is under way. A sealed block never changes, and one block
-//!   can hold fresh addresses behind recorded ones.
+//! * A pool is sealed when no such write is under way, and none begins later. A sealed block never
+//!   changes, and one block can hold fresh addresses behind recorded ones.
 
 use std::fs::File;
 use std::io;
 use std::sync::Arc;
 
+use nix::errno::Errno;
 use parking_lot::{Condvar, Mutex};
 
 use crate::store::io::disk;
@@ -44,6 +45,8 @@ pub(super) struct FreshWrites {
 struct Table {
     entries: Vec<Entry>,
     last: u64,
+    /// No write may begin any more.
+    is_closed: bool,
 }
 
 struct Entry {
@@ -53,12 +56,12 @@ struct Entry {
 }
 
 impl FreshWrites {
-    /// Adds fresh addresses of a pool. The write to them is under way from now on.
-    pub(super) fn begin(self: &Arc<Self>, pool: &Arc<File>, addresses: ByteRange) -> FreshWrite {
+    /// Adds fresh addresses of a pool.
+    pub(super) fn add(self: &Arc<Self>, pool: &Arc<File>, addresses: ByteRange) -> FreshWrite {
         let mut table = self.table.lock();
         table.last += 1;
         let number = table.last;
-        table.entries.push(Entry { number, addresses, is_under_way: true });
+        table.entries.push(Entry { number, addresses, is_under_way: false });
         FreshWrite { pool: Arc::clone(pool), addresses, number, writes: Arc::clone(self) }
     }
 
@@ -67,9 +70,10 @@ impl FreshWrites {
         self.table.lock().entries.iter().map(|entry| entry.addresses).collect()
     }
 
-    /// Waits until no write is under way.
-    pub(super) fn wait(&self) {
+    /// Refuses all further writes, and waits until none is under way.
+    pub(super) fn close(&self) {
         let mut table = self.table.lock();
+        table.is_closed = true;
         while table.entries.iter().any(|entry| entry.is_under_way) {
             self.ended.wait(&mut table);
         }
@@ -95,22 +99,31 @@ impl FreshWrite {
         Arc::ptr_eq(&self.pool, pool)
     }
 
-    /// Ends the write: writes the parts one behind the other. The caller may hold no lock.
+    /// Writes the parts one behind the other. The caller holds no lock.
     ///
     /// # Errors
-    /// As pwrite(2).
+    /// As pwrite(2); ESTALE if the pool is sealed. Then no record can refer to the addresses.
     pub fn write(&self, parts: &[&[u8]]) -> io::Result<()> {
+        self.set_under_way(true)?;
         let mut at = self.addresses.start;
         let written = parts.iter().try_for_each(|part| {
             write_pieces(&self.pool, at, part)?;
             at += part.len() as u64;
             Ok(())
         });
-        let mut table = self.writes.table.lock();
-        let mine = table.entries.iter_mut().find(|entry| entry.number == self.number);
-        mine.into_iter().for_each(|entry| entry.is_under_way = false);
-        self.writes.ended.notify_all();
+        self.set_under_way(false)?;
         written
+    }
+
+    fn set_under_way(&self, is_under_way: bool) -> io::Result<()> {
+        let mut table = self.writes.table.lock();
+        if is_under_way && table.is_closed {
+            return Err(io::Error::from_raw_os_error(Errno::ESTALE as i32));
+        }
+        let mine = table.entries.iter_mut().find(|entry| entry.number == self.number);
+        mine.into_iter().for_each(|entry| entry.is_under_way = is_under_way);
+        self.writes.ended.notify_all();
+        Ok(())
     }
 }
 
@@ -129,25 +142,38 @@ mod tests {
 
     const LIMIT: Duration = Duration::from_secs(60);
 
+    /// Ends the write of an entry as another thread would.
+    fn end(write: &FreshWrite) {
+        write.set_under_way(false).unwrap();
+    }
+
     #[test]
-    fn a_wait_ends_when_the_last_write_has_ended() {
-        let (writes, pool) =
-            (Arc::<FreshWrites>::default(), Arc::new(tempfile::tempfile().unwrap()));
-        let [written, dropped] = [0, 10].map(|at| writes.begin(&pool, ByteRange::at(at, 10)));
+    fn a_pool_closes_when_the_last_write_has_ended_and_then_refuses_others() {
+        let writes = Arc::<FreshWrites>::default();
+        let pool = Arc::new(tempfile::tempfile().unwrap());
+        let [ended, dropped, late] = [0, 10, 20].map(|at| writes.add(&pool, ByteRange::at(at, 10)));
+        ended.write(&[b"01234", b"56789"]).unwrap();
+        ended.set_under_way(true).unwrap();
+        dropped.set_under_way(true).unwrap();
         let (sender, receiver) = channel();
-        let waiter = Arc::clone(&writes);
+        let closing = Arc::clone(&writes);
         let thread = std::thread::spawn(move || {
-            waiter.wait();
+            closing.close();
             sender.send(()).unwrap();
         });
-        written.write(&[b"01234", b"56789"]).unwrap();
+        while !writes.table.lock().is_closed {
+            std::thread::yield_now();
+        }
+        end(&ended);
         assert!(receiver.recv_timeout(Duration::from_millis(20)).is_err(), "one is under way");
+        assert_eq!(late.write(&[b"late"]).unwrap_err().raw_os_error(), Some(Errno::ESTALE as i32));
         drop(dropped);
         receiver.recv_timeout(LIMIT).unwrap();
         thread.join().unwrap();
-        assert_eq!(writes.addresses(), [ByteRange::at(0, 10)], "fresh until it is dropped");
-        drop(written);
+        assert_eq!(writes.addresses(), [0, 20].map(|at| ByteRange::at(at, 10)), "until the drop");
+        drop((ended, late));
         assert_eq!(writes.addresses(), []);
+        assert_eq!(pool.metadata().unwrap().len(), 10, "the late write wrote nothing");
     }
 
     #[test]
@@ -155,8 +181,8 @@ mod tests {
         let file = tempfile::NamedTempFile::new().unwrap();
         let pool = Arc::new(File::options().read(true).open(file.path()).unwrap());
         let writes = Arc::<FreshWrites>::default();
-        let write = writes.begin(&pool, ByteRange::at(0, 1));
+        let write = writes.add(&pool, ByteRange::at(0, 1));
         assert!(write.write(&[b"x"]).is_err(), "the file is open for reading");
-        writes.wait();
+        writes.close();
     }
 }

@@ -145,7 +145,7 @@ impl PoolWriter {
     /// head. [`PoolWriter::note_written`] follows, before a record refers to them.
     pub fn allocate_fresh(&mut self, ino: Ino, range: ByteRange, growing: bool) -> FreshWrite {
         let at = self.allocate(ino, range, growing);
-        self.fresh.begin(&self.file, ByteRange::at(at, range.len()))
+        self.fresh.add(&self.file, ByteRange::at(at, range.len()))
     }
 
     /// Whether a write is one to this pool.
@@ -153,9 +153,9 @@ impl PoolWriter {
         write.is_in(&self.file)
     }
 
-    /// Waits until no write to fresh addresses is under way.
-    pub(in crate::store) fn wait_for_fresh_writes(&self) {
-        self.fresh.wait();
+    /// Refuses all further writes to fresh addresses, and waits for those that are under way.
+    pub(in crate::store) fn close_fresh(&self) {
+        self.fresh.close();
     }
 
     /// Allocates addresses as [`PoolWriter::allocate`] does, and blocks of the disk for them. They

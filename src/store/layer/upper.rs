@@ -348,8 +348,9 @@ impl Upper {
         self.end_with_mark(&Record::Synced, &|| false)
     }
 
-    /// Syncs the layer and ends it with its seal. `make_room` is called if the disk is too full for
-    /// a sync, and returns whether it freed space. Returns the bytes of the journal.
+    /// Syncs the layer and ends it with its seal. Writes to fresh addresses end before that.
+    /// Returns the bytes of the journal. `make_room` is called if the disk is too full for a sync,
+    /// and says whether it freed space.
     ///
     /// # Errors
     /// As pwrite(2) and fdatasync(2). The layer is then not sealed, and the caller can try again;
@@ -360,16 +361,15 @@ impl Upper {
         make_room: &dyn Fn() -> bool,
     ) -> Result<u64> {
         let layer = self.layer;
+        self.pool.close_fresh();
         self.end_with_mark(&Record::Seal(seal), make_room)
             .map_err(|error| error.during(format!("seal layer {layer}")))?;
         Ok(self.journal.len())
     }
 
-    /// Syncs the pool, appends a mark that covers all records, and syncs the journal. Waits before
-    /// that for writes that began when this was an upper layer.
+    /// Syncs the pool, appends a mark that covers all records, and syncs the journal.
     fn end_with_mark(&mut self, mark: &Record, make_room: &dyn Fn() -> bool) -> Result<()> {
         let layer = self.layer;
-        self.pool.wait_for_fresh_writes();
         if self.durable {
             self.sync_pool(make_room).attempt(|| format!("sync the pool of layer {layer}"))?;
         }

@@ -4,6 +4,7 @@ use std::io::{Seek, SeekFrom, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::ExitStatusExt;
+use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
@@ -362,14 +363,21 @@ fn an_unmount_during_a_race_leaves_the_race_its_store() {
     let output = running.wait_with_output().expect("it ends");
     let text = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(output.status.success(), "{text}");
+    // A command that meets a daemon on its way out fails and says so.
+    let ended = || control::connect(&store_of(&place)).is_ok_and(|client| client.is_none());
+    until("the daemon has ended", ended);
     assert_eq!((place.ok("base", "show @:n").as_str(), heads(&place).len()), ("2\n", 1), "{text}");
+}
+
+/// The store of the mount.
+fn store_of(place: &Place) -> PathBuf {
+    let stores = std::fs::read_dir(place.at("home/.local/state/jailfs")).expect("stores");
+    stores.flatten().next().expect("a store").path()
 }
 
 /// A client of the daemon of the mount.
 fn client(place: &Place) -> Client {
-    let stores = std::fs::read_dir(place.at("home/.local/state/jailfs")).expect("stores");
-    let store = stores.flatten().next().expect("a store").path();
-    control::connect(&store).expect("connect").expect("a daemon")
+    control::connect(&store_of(place)).expect("connect").expect("a daemon")
 }
 
 #[test]

@@ -14,12 +14,15 @@
 //! it is `main`, or the only mounted one.
 //!
 //! If a daemon holds the store, it handles the request. Otherwise this process takes the lock and
-//! handles it.
+//! handles it. A daemon that ends closes the connection without an answer; then this process waits
+//! until it has closed the store.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use super::Global;
 use super::host::{self, Within};
@@ -32,6 +35,11 @@ use crate::sandbox::{Checked, Reply, Request};
 use crate::sandbox::{FIRST_HEAD, Sandbox, StoreOptions};
 use crate::store;
 use crate::types::TreePath;
+
+/// How long a daemon that ends may take to close the store.
+const ENDING_LIMIT: Duration = Duration::from_secs(20);
+/// How long to wait before the next try.
+const PAUSE: Duration = Duration::from_millis(10);
 
 /// A sandbox that handles requests.
 pub(super) struct Target {
@@ -57,35 +65,53 @@ impl Target {
     /// `NoStore`: there is none. Other kinds: it cannot be reached or opened.
     pub(super) fn find(global: &Global) -> Result<Target> {
         let dir = global.dir()?;
-        let Found { store, base, head } = find_store(global, &dir)?;
-        let head = global.head.clone().or(head);
-        if let Some(client) = control::connect(&store)? {
-            return Target::of_daemon(global, client, (store, base, head), dir);
-        }
-        let head = head.as_deref().unwrap_or(FIRST_HEAD);
-        // A store that was found by its base may belong to a base that was moved.
-        let sandbox = match &base {
-            Some(base) if store::exists(&store) => {
-                Sandbox::create_or_open_head(base, &store, &StoreOptions::default(), head)?
+        let found = find_store(global, &dir)?;
+        let (end, mut is_ending) = (Instant::now() + ENDING_LIMIT, false);
+        loop {
+            let target = match control::connect(&found.store)? {
+                Some(client) => Target::of_daemon(global, client, &found, &dir),
+                None => Target::local(global, &found, &dir),
+            };
+            match target {
+                Err(error)
+                    if Instant::now() < end
+                        && (control::is_lost(&error) || is_ending && error.kind == Kind::InUse) =>
+                {
+                    is_ending = true;
+                    thread::sleep(PAUSE);
+                }
+                target => return target,
             }
-            Some(_) | None => Sandbox::open_head(&store, head)?,
+        }
+    }
+
+    fn local(global: &Global, found: &Found, dir: &Path) -> Result<Target> {
+        let Found { store, base, head } = found;
+        let head = global.head.as_deref().or(head.as_deref()).unwrap_or(FIRST_HEAD);
+        // A store that was found by its base may belong to a base that was moved.
+        let sandbox = match base {
+            Some(base) if store::exists(store) => {
+                Sandbox::create_or_open_head(base, store, &StoreOptions::default(), head)?
+            }
+            Some(_) | None => Sandbox::open_head(store, head)?,
         };
         sandbox.set_protected(protected::protected()?);
         let (root, head) = (sandbox.base_path().to_owned(), head.to_owned());
+        let (store, dir) = (store.clone(), dir.to_owned());
         Ok(Target { connection: Connection::Local(sandbox), store, head, root, dir })
     }
 
     fn of_daemon(
         global: &Global,
         mut client: Client,
-        (store, base, head): (PathBuf, Option<PathBuf>, Option<String>),
-        dir: PathBuf,
+        Found { store, base, head }: &Found,
+        dir: &Path,
     ) -> Result<Target> {
-        client.set_head(head);
+        client.set_head(global.head.clone().or_else(|| head.clone()));
         let mounts = client.mounts()?;
         let root: PathBuf = match mounts.mount_point(&mounts.meant) {
             Some(point) => OsString::from_vec(point.to_vec()).into(),
-            None => OsString::from_vec(store::base_of(&store)?.path).into(),
+            None => OsString::from_vec(store::base_of(store)?.path).into(),
         };
         let head = mounts.meant;
         client.set_head(Some(head.clone()));
@@ -94,10 +120,11 @@ impl Target {
         // head.
         let in_tree = match base {
             Some(base) => dir.strip_prefix(base).ok().map(Path::to_owned),
-            None if global.store.is_none() && !dir.starts_with(&root) => host::seen_at(&dir)?,
+            None if global.store.is_none() && !dir.starts_with(&root) => host::seen_at(dir)?,
             None => None,
         };
-        let dir = in_tree.map_or(dir, |inside| root.join(inside));
+        let dir = in_tree.map_or_else(|| dir.to_owned(), |inside| root.join(inside));
+        let store = store.clone();
         Ok(Target { connection: Connection::Daemon(client), store, head, root, dir })
     }
 

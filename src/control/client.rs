@@ -90,6 +90,11 @@ fn connect_once(store: &Path) -> Result<Option<Client>> {
     Ok(Some(Client { stream, greeting, head: None }))
 }
 
+/// Whether a call failed because the daemon closed the connection, as it does when it ends.
+pub fn is_lost(error: &Error) -> bool {
+    matches!(error.errno, Some(nix::libc::EPIPE | nix::libc::ECONNRESET))
+}
+
 /// Checks that the listening process runs as this user or as root. A process of another user could
 /// answer anything.
 fn check_peer(stream: &UnixStream) -> std::result::Result<(), String> {
@@ -168,9 +173,7 @@ impl Client {
             Ok(Answer::Mounted) => Ok(true),
             Ok(Answer::Ending) => Ok(false),
             Ok(_) => Err(self.lost("the answer does not belong to the request")),
-            Err(error) if matches!(error.errno, Some(nix::libc::EPIPE | nix::libc::ECONNRESET)) => {
-                Ok(false)
-            }
+            Err(error) if is_lost(&error) => Ok(false),
             Err(error) => Err(error),
         }
     }

@@ -42,7 +42,7 @@ use std::path::{Path, PathBuf};
 
 use nix::fcntl::OFlag;
 
-pub use client::{Client, connect};
+pub use client::{Client, connect, is_lost};
 pub use frame::Greeting;
 pub use message::{Answer, Call, Descriptors, Message, MountedHead, Mounts, RaceOrder};
 pub use server::{Answered, Conversation, Listener, Peer, Server};

@@ -566,6 +566,41 @@ fn a_mount_waits_for_a_daemon_that_ends_slowly() {
     assert_eq!(place.read("mnt/x"), "kept");
 }
 
+/// Takes the name of the control socket. The first connection gets the greeting of the daemon, and
+/// is closed then, as a daemon does that ends. After that the daemon has its name again.
+const ENDS_ONCE: &str = "
+import os, socket
+os.rename('control', 'real')
+real = socket.socket(socket.AF_UNIX)
+real.connect('real')
+greeting = real.recv(65536)
+ends = socket.socket(socket.AF_UNIX)
+ends.bind('control')
+ends.listen()
+print('ready', flush=True)
+taken, _ = ends.accept()
+taken.sendall(greeting)
+os.rename('real', 'control')
+taken.close()
+print('closed', flush=True)
+";
+
+#[test]
+fn a_command_whose_daemon_ends_before_it_answers_asks_the_next_one() {
+    let place = Place::new();
+    place.ok("", "mount base mnt --store store");
+    let mut python = Command::new("python3");
+    python.args(["-c", ENDS_ONCE]).current_dir(place.at("store")).stdout(Stdio::piped());
+    let mut ending = python.spawn().unwrap();
+    let mut lines = std::io::BufReader::new(ending.stdout.take().unwrap()).lines();
+    assert_eq!(lines.next().unwrap().unwrap(), "ready");
+    place.ok("", "checkpoint one --store store");
+    assert_eq!(lines.next().unwrap().unwrap(), "closed");
+    assert!(ending.wait().unwrap().success());
+    assert_eq!(place.ok("", "log --store store").lines().count(), 1, "it was made once");
+    place.umount();
+}
+
 /// With `dirsync` and `sync`, each change of names and attributes is synced before the answer.
 #[test]
 fn a_change_of_names_is_synced_if_the_mount_asks_for_it() {

@@ -12,15 +12,61 @@ pub(super) struct PinnedRanges {
     layer: LayerId,
     /// Start and end. Ranges neither overlap nor touch.
     ranges: BTreeMap<u64, u64>,
+    /// Edits were dropped to make space, so some ranges may be pinned for nothing.
+    is_loose: bool,
+    /// The ranges stay, whatever edits are dropped.
+    is_fixed: bool,
+    /// How many times ranges were unpinned.
+    unpinned: u64,
 }
 
 impl Default for PinnedRanges {
     fn default() -> PinnedRanges {
-        PinnedRanges { layer: LayerId(0), ranges: BTreeMap::new() }
+        PinnedRanges {
+            layer: LayerId(0),
+            ranges: BTreeMap::new(),
+            is_loose: false,
+            is_fixed: false,
+            unpinned: 0,
+        }
     }
 }
 
 impl PinnedRanges {
+    /// Pins all addresses of a layer below `end`, for as long as the layer is the upper one.
+    pub(super) fn fix(&mut self, upper: LayerId, end: u64) {
+        self.add(upper, Source::Pool { layer: upper, offset: 0 }, end);
+        self.is_fixed = true;
+    }
+
+    /// Notes that edits were dropped to make space.
+    pub(super) fn note_dropped(&mut self) {
+        self.is_loose = true;
+    }
+
+    /// Whether [`PinnedRanges::keep_only`] may unpin something.
+    pub(super) fn is_loose(&self) -> bool {
+        self.is_loose && !self.is_fixed
+    }
+
+    /// How many times ranges were unpinned. Since then, a write may have changed them in place.
+    pub(super) fn unpinned(&self) -> u64 {
+        self.unpinned
+    }
+
+    /// Unpins all but `kept`, which are ranges of the layer. Returns how many bytes were unpinned.
+    pub(super) fn keep_only(&mut self, kept: impl Iterator<Item = (Source, u64)>) -> u64 {
+        let bytes = |ranges: &BTreeMap<u64, u64>| -> u64 {
+            ranges.iter().map(|(start, end)| end - start).sum()
+        };
+        let (before, layer) = (bytes(&self.ranges), self.layer);
+        self.ranges.clear();
+        kept.for_each(|(source, len)| self.add(layer, source, len));
+        self.is_loose = false;
+        self.unpinned += 1;
+        before.saturating_sub(bytes(&self.ranges))
+    }
+
     /// Pins `len` bytes at `source` if they are in the pool of `upper`.
     pub(super) fn add(&mut self, upper: LayerId, source: Source, len: u64) {
         let Source::Pool { layer, offset } = source else { return };
@@ -28,7 +74,8 @@ impl PinnedRanges {
             return;
         }
         if self.layer != upper {
-            *self = PinnedRanges { layer: upper, ranges: BTreeMap::new() };
+            let unpinned = self.unpinned + 1;
+            *self = PinnedRanges { layer: upper, unpinned, ..PinnedRanges::default() };
         }
         let ByteRange { mut start, mut end } = ByteRange::at(offset, len);
         while let Some((first, last)) = self
@@ -114,5 +161,25 @@ mod tests {
             pinned.first(upper, ByteRange::at(0, 64)).is_none(),
             "a new layer starts without pinned ranges"
         );
+    }
+
+    #[test]
+    fn ranges_of_dropped_edits_are_unpinned_unless_all_are_fixed() {
+        let upper = LayerId(3);
+        let at = |offset| Source::Pool { layer: upper, offset };
+        let mut pinned = PinnedRanges::default();
+        pinned.add(upper, at(0), 100);
+        pinned.add(upper, at(200), 100);
+        assert!(!pinned.is_loose(), "no edit was dropped");
+        pinned.note_dropped();
+        assert!(pinned.is_loose());
+        let (before, kept) = (pinned.unpinned(), [(at(50), 10), (at(210), 90), (at(400), 0)]);
+        assert_eq!(pinned.keep_only(kept.into_iter()), 100);
+        assert!(!pinned.is_loose() && pinned.unpinned() > before);
+        let first = pinned.first(upper, ByteRange::at(0, 1000));
+        assert_eq!(first, Some(ByteRange::at(50, 10)));
+        pinned.fix(upper, 1000);
+        pinned.note_dropped();
+        assert!(!pinned.is_loose());
     }
 }

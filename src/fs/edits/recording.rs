@@ -164,6 +164,11 @@ impl Core {
         self.edits.as_ref()?.pinned.first(layer, part)
     }
 
+    /// How many times ranges were unpinned. Since then, a write may have changed them in place.
+    pub(in crate::fs) fn unpinned(&self) -> u64 {
+        self.edits.as_ref().map_or(0, |history| history.pinned.unpinned())
+    }
+
     /// Whether edits are recorded.
     pub(in crate::fs) fn records_edits(&self) -> bool {
         self.edits.as_ref().is_some_and(|history| history.is_on())

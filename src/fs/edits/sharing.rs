@@ -15,11 +15,12 @@ use super::budget;
 use super::compare::equal_runs;
 use super::content::{cost_with, pool_bytes, unshared_bytes};
 use super::histories::{Entry, Histories};
-use super::{EditHistory, QUIET, since};
+use super::{EditHistory, QUIET, pinned_ranges, since};
 use crate::error::FsResult;
 use crate::fs::merged::answers;
-use crate::fs::{Found, Fs};
+use crate::fs::{Core, Found, Fs};
 use crate::store::edits_log::{Content, EditsLogRecord};
+use crate::tree::Source;
 use crate::types::TreePath;
 
 /// The most bytes of one path that are compared.
@@ -139,10 +140,12 @@ impl Fs {
     pub(in crate::fs) fn drop_edits_for_space(&self) -> bool {
         let (costs, all) = {
             let mut core = self.core();
-            if core.drop_all_pending() {
+            let is_dropped = core.drop_all_pending();
+            let Some(history) = &mut core.edits else { return false };
+            history.pinned.note_dropped();
+            if is_dropped {
                 return true;
             }
-            let Some(history) = &core.edits else { return false };
             (history.costs(), history.cost)
         };
         if all == 0 {
@@ -151,6 +154,24 @@ impl Fs {
         log::warn!("the disk is full: dropping older edits of files");
         self.drop_chosen(costs, if all < SOME_GARBAGE { all } else { all / 2 });
         true
+    }
+
+    /// After edits were dropped to make space, unpins what only they pinned, so that writes go
+    /// there in place. Returns the bytes. `kept` are contents of edits of which the log may still
+    /// have a record. The caller holds [`Fs::exclusive`], so no reader has a dropped edit.
+    pub(in crate::fs) fn unpin_dropped_edits(&self, kept: &[Arc<Content>]) -> u64 {
+        let mut core = self.core();
+        let layer = core.upper.layer();
+        let Core { edits: Some(history), state, .. } = &mut *core else { return 0 };
+        if !history.pinned.is_loose() {
+            return 0;
+        }
+        let contents: Vec<Arc<Content>> = history.contents().chain(kept.iter().cloned()).collect();
+        let extents = contents.iter().flat_map(|content| &content.extents);
+        let extents = extents.map(|(range, source)| (*source, range.len()));
+        let shared = pinned_ranges::shared(&state.tree, layer).into_iter();
+        let shared = shared.map(|range| (Source::Pool { layer, offset: range.start }, range.len()));
+        history.pinned.keep_only(extents.chain(shared))
     }
 
     /// The edits of a path, and the present file, whose bytes are pinned.

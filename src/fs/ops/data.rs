@@ -115,13 +115,10 @@ impl Fs {
         }
         let need = Cell::new(Need::More);
         self.with_room_as(&need, || {
-            let (waiting, stages) = (None, 0);
-            let write = Write { id, position, offset, bytes, privileges, waiting, stages };
-            let write = RefCell::new(write);
+            let write = RefCell::new(Write::new(id, (position, offset), bytes, privileges));
             let run = |core: &mut Core| write.borrow_mut().run(core, &self.store, &need);
             let written = self.with_node_and_wait(id, run, || write.borrow_mut().store());
-            if write.into_inner().stages > 1 {
-                // Nothing refers to what the first stage has stored.
+            if write.into_inner().has_garbage() {
                 self.reclaim.note_garbage();
             }
             written

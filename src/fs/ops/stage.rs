@@ -18,14 +18,7 @@ use crate::fs::ops::writable::Writable;
 use crate::store::content::fresh::FreshWrite;
 use crate::store::content::pool::PoolWriter;
 use crate::tree::Segment;
-use crate::types::{ByteRange, Timestamp};
-
-#[cfg(test)]
-thread_local! {
-    /// A call that a test makes once between the write to the pool and its record.
-    pub(super) static AFTER_STORE: std::cell::Cell<Option<Box<dyn FnOnce()>>> =
-        const { std::cell::Cell::new(None) };
-}
+use crate::types::ByteRange;
 
 /// A part of a write that goes to fresh addresses, and the blocks that it takes.
 pub(super) struct FreshPart {
@@ -54,12 +47,12 @@ struct PartWrite {
     to: FreshWrite,
 }
 
-/// A version of the bytes beside the parts. They are not overwritten in place, but a change of the
-/// file can map others there.
+/// A version of the bytes beside the parts. A change of the file can map others there, or end the
+/// file before them. They are overwritten in place only after they were unpinned.
 #[derive(PartialEq)]
 struct Around {
-    ctime: Timestamp,
     segments: Vec<Segment>,
+    unpinned: u64,
 }
 
 /// The fresh parts of one write.
@@ -81,33 +74,39 @@ impl Stage {
     }
 
     /// Reads the bytes around the parts, and writes all to the pool. `bytes` are those of the write
-    /// that begins at `offset` of the file. The caller holds no lock. Does nothing the second time.
+    /// that begins at `offset` of the file. Does nothing the second time.
     pub(super) fn store(&mut self, offset: u64, bytes: &[u8]) {
-        let store = || self.parts.iter_mut().try_for_each(|part| part.store(offset, bytes));
+        let store = || {
+            // All reads come first: their guards keep space from being freed, and the disk can take
+            // long for the writes.
+            let beside: Vec<_> = self.parts.iter_mut().map(PartWrite::read_beside).collect();
+            let mut parts = self.parts.iter().zip(beside);
+            parts.try_for_each(|(part, beside)| part.store(offset, bytes, &beside?))
+        };
         self.stored.get_or_insert_with(store);
-        #[cfg(test)]
-        if let Some(then) = AFTER_STORE.take() {
-            then();
-        }
     }
 
     /// The blocks of the file and their addresses.
     ///
     /// # Errors
     /// Why the write to the pool failed.
-    pub(super) fn into_stored(self) -> FsResult<Vec<(ByteRange, FreshWrite)>> {
-        self.stored.unwrap_or(Err(FsError::Damage("a write is recorded before it is stored")))?;
-        Ok(self.parts.into_iter().map(|part| (part.fresh.blocks, part.to)).collect())
+    pub(super) fn stored(&self) -> FsResult<Vec<(ByteRange, ByteRange)>> {
+        let early = Err(FsError::Damage("a write is recorded before it is stored"));
+        self.stored.clone().unwrap_or(early)?;
+        Ok(self.parts.iter().map(|part| (part.fresh.blocks, part.to.addresses())).collect())
     }
 }
 
 impl PartWrite {
-    fn store(&mut self, offset: u64, bytes: &[u8]) -> FsResult<()> {
+    /// Reads the bytes before and behind the part.
+    fn read_beside(&mut self) -> FsResult<[Vec<u8>; 2]> {
         let [left, right] = self.fresh.beside();
         let [plan_left, plan_right] = std::mem::take(&mut self.beside);
-        let left = bytes_beside(plan_left, left.len())?;
-        let right = bytes_beside(plan_right, right.len())?;
-        Ok(self.to.write(&[&left, slice(bytes, offset, self.fresh.part)?, &right])?)
+        Ok([bytes_beside(plan_left, left.len())?, bytes_beside(plan_right, right.len())?])
+    }
+
+    fn store(&self, offset: u64, bytes: &[u8], [left, right]: &[Vec<u8>; 2]) -> FsResult<()> {
+        Ok(self.to.write(&[left, slice(bytes, offset, self.fresh.part)?, right])?)
     }
 }
 
@@ -130,7 +129,7 @@ impl Core {
     /// Begins the stage of a write. Once an address is allocated, nothing fails.
     ///
     /// # Errors
-    /// Those of the base.
+    /// Those of the base; damage if an orphan has no scratch file.
     pub(super) fn begin_stage(&mut self, file: Writable, fresh: Vec<FreshPart>) -> FsResult<Stage> {
         // All reads are planned before the first error counts, so that the base is asked once.
         let planned: Vec<FsResult<Beside>> =
@@ -168,6 +167,20 @@ impl Core {
         self.pool_of(file).is_ok_and(owns) && self.around(file, staged()) == stage.around
     }
 
+    /// Drops a stage, and frees its blocks. Returns whether all of them are free.
+    pub(super) fn drop_stage(&mut self, stage: Stage) -> bool {
+        // The quota counts the blocks until the store is measured.
+        self.quota.measure_soon();
+        // If a record may be in the journal that could not be cut off, its content stays.
+        let is_writable = self.upper.check().is_ok();
+        let Ok(pool) = self.pool_of(stage.file) else { return false };
+        let mut is_free = true;
+        for PartWrite { to, .. } in stage.parts {
+            is_free &= is_writable && pool.owns(&to) && pool.release_fresh(to);
+        }
+        is_free
+    }
+
     /// Finds out where the bytes beside a part are.
     fn plan_beside(&self, file: Writable, fresh: &FreshPart) -> FsResult<Beside> {
         let plan = |range: ByteRange| -> FsResult<Option<ReadPlan>> {
@@ -191,8 +204,8 @@ impl Core {
         let tree = self.tree_of(file);
         let mut beside = fresh.flat_map(FreshPart::beside).filter(|range| !range.is_empty());
         let first = beside.next()?;
-        let ctime = tree.node(file.key)?.meta.ctime;
-        let ranges = std::iter::once(first).chain(beside);
-        Some(Around { ctime, segments: ranges.flat_map(|r| tree.segments(file.key, r)).collect() })
+        let segments = |range| tree.segments(file.key, range);
+        let segments = std::iter::once(first).chain(beside).flat_map(segments).collect();
+        Some(Around { segments, unpinned: self.unpinned() })
     }
 }

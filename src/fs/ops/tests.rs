@@ -1,12 +1,15 @@
 //! Counts what an operation costs: how often it takes the core lock, and how many base nodes it
 //! looks up. And lets others change a file between the parts of a write.
 
+use std::cell::Cell;
 use std::os::unix::ffi::OsStrExt;
+use std::rc::Rc;
 use std::sync::Arc;
 
 use crate::base::Base;
 use crate::fs::merged::lower::{LOOKUPS, Lower};
-use crate::fs::ops::stage::AFTER_STORE;
+use crate::fs::ops::write::MOST_DROPPED;
+use crate::fs::ops::write::hook::{self, When};
 use crate::fs::{Caller, DirEntry, Fs, HandOut, NameSink, SetAttr};
 use crate::jail::{Jail, Policy};
 use crate::store::record::{LayerKind, Seal};
@@ -164,17 +167,29 @@ fn seal(fs: &Fs) -> crate::fs::State {
     fs.seal(next, seal, None).unwrap().1
 }
 
-/// Writes into a file of a sealed layer, and runs `other` when the bytes are in the pool and not
-/// yet recorded. The file must be as `model` says, whose argument is the content before the write.
+/// Writes into a file of a sealed layer, and runs `other` before the bytes are in the pool, and in
+/// another sandbox after that, before they are recorded. The file must be as `model` says, whose
+/// argument is the content before the write.
 fn write_around(other: impl Fn(&Fs, NodeId, NodeId) + 'static, model: fn(&mut Vec<u8>)) {
+    let other = Arc::new(other);
+    for when in [When::BeforeStore, When::AfterStore] {
+        write_with(when, Arc::clone(&other), model);
+    }
+}
+
+fn write_with(
+    when: When,
+    other: Arc<impl Fn(&Fs, NodeId, NodeId) + 'static>,
+    model: fn(&mut Vec<u8>),
+) {
     let place = Place::new();
     let file = place.fs.mknod(place.dir, &name("file"), 0o644, 0, 0, CALLER).unwrap().id;
     place.fs.write(file, 0, &OLD, false).unwrap();
     let sealed = seal(&place.fs);
     let (fs, dir) = (Arc::clone(&place.fs), place.dir);
-    AFTER_STORE.set(Some(Box::new(move || other(&fs, dir, file))));
+    hook::set(when, move || other(&fs, dir, file));
     place.fs.write(file, AT as u64, NEW, false).unwrap();
-    assert!(AFTER_STORE.take().is_none(), "the write goes to fresh addresses");
+    assert!(!hook::clear(), "the write goes to fresh addresses");
     let mut wanted = OLD.to_vec();
     model(&mut wanted);
     wanted.resize(wanted.len().max(AT + NEW.len()), 0);
@@ -248,5 +263,66 @@ fn unused_space_that_is_punched_between_the_parts_of_a_write_is_not_that_of_the_
         fs.reclaim.note_garbage();
         assert!(fs.reclaim_unused().is_some(), "the write holds no read guard any more");
     };
-    write_around(other, |_| ());
+    write_with(When::AfterStore, Arc::new(other), |_| ());
+}
+
+/// Runs `other` after each time that the bytes of a write are in the pool. Returns how often that
+/// was.
+fn stages_of_a_write(other: impl Fn(&Fs, NodeId) + 'static) -> u32 {
+    /// The code that the hook calls, and how often it did.
+    struct Repeated<F> {
+        fs: Arc<Fs>,
+        file: NodeId,
+        calls: Cell<u32>,
+        other: F,
+    }
+    fn arm<F: Fn(&Fs, NodeId) + 'static>(repeated: Rc<Repeated<F>>) {
+        hook::set(When::AfterStore, move || {
+            repeated.calls.set(repeated.calls.get() + 1);
+            (repeated.other)(&repeated.fs, repeated.file);
+            arm(repeated);
+        });
+    }
+    let place = Place::new();
+    let file = place.fs.mknod(place.dir, &name("file"), 0o644, 0, 0, CALLER).unwrap().id;
+    place.fs.write(file, 0, &OLD, false).unwrap();
+    seal(&place.fs);
+    let (fs, calls) = (Arc::clone(&place.fs), Cell::new(0));
+    let repeated = Rc::new(Repeated { fs, file, calls, other });
+    arm(Rc::clone(&repeated));
+    place.fs.write(file, AT as u64, NEW, false).unwrap();
+    hook::clear();
+    assert_eq!(&read(&place.fs, file)[AT..AT + NEW.len()], NEW);
+    repeated.calls.get()
+}
+
+#[test]
+fn a_write_ends_also_if_a_seal_comes_between_its_parts_each_time() {
+    assert_eq!(stages_of_a_write(|fs, _| drop(seal(fs))), MOST_DROPPED);
+}
+
+#[test]
+fn changes_of_attributes_and_of_other_blocks_do_not_make_a_write_begin_again() {
+    assert_eq!(stages_of_a_write(|fs, file| setattr(fs, file, None)), 1);
+    assert_eq!(stages_of_a_write(|fs, file| fs.write(file, 9000, b"other", false).unwrap()), 1);
+    let other = |fs: &Fs, file| fs.write(file, AT as u64 + 100, b"other", false).unwrap();
+    assert_eq!(stages_of_a_write(other), 1, "the rest of the block is in place then");
+}
+
+#[test]
+fn a_write_in_place_and_to_fresh_addresses_is_the_last_where_it_is_recorded_last() {
+    let place = Place::new();
+    let file = place.fs.mknod(place.dir, &name("file"), 0o644, 0, 0, CALLER).unwrap().id;
+    place.fs.write(file, 0, &OLD, false).unwrap();
+    seal(&place.fs);
+    place.fs.write(file, 0, &[b'b'; 4096], false).unwrap();
+    let fs = Arc::clone(&place.fs);
+    hook::set(When::AfterStore, move || fs.write(file, 4000, &[b'c'; 200], false).unwrap());
+    place.fs.write(file, 4090, &[b'd'; 50], false).unwrap();
+    assert!(!hook::clear(), "the second block is fresh");
+    let mut wanted = OLD.to_vec();
+    wanted[..4096].fill(b'b');
+    wanted[4000..4200].fill(b'c');
+    wanted[4090..4140].fill(b'd');
+    assert!(read(&place.fs, file) == wanted);
 }

@@ -25,6 +25,7 @@ use crate::fs::ops::writable::Writable;
 use crate::fs::{Core, Need};
 use crate::store::Store;
 use crate::store::content::pool::{BLOCK, PoolWriter, block_ceil, block_floor};
+use crate::sys::lock::allow_waits;
 use crate::tree::{Edit, Extent, Source};
 use crate::types::{ByteRange, LayerId, NodeId};
 
@@ -42,6 +43,42 @@ pub(super) enum Position {
 impl Position {
     fn touch(self) -> Touch {
         if self == Position::WriteBack { Touch::WriteBack } else { Touch::Write }
+    }
+}
+
+/// Lets a test run code while the write of this thread holds no lock.
+#[cfg(test)]
+pub(super) mod hook {
+    use std::cell::Cell;
+
+    /// A moment of a write that has fresh parts.
+    #[derive(Clone, Copy, PartialEq, Eq)]
+    pub(in crate::fs::ops) enum When {
+        BeforeStore,
+        AfterStore,
+    }
+
+    type Hook = (When, Box<dyn FnOnce()>);
+
+    thread_local! {
+        static HOOK: Cell<Option<Hook>> = const { Cell::new(None) };
+    }
+
+    /// Calls `then` at the next such moment.
+    pub(in crate::fs::ops) fn set(when: When, then: impl FnOnce() + 'static) {
+        HOOK.set(Some((when, Box::new(then))));
+    }
+
+    /// Drops the call that was set. Returns whether it was still to be made.
+    pub(in crate::fs::ops) fn clear() -> bool {
+        HOOK.take().is_some()
+    }
+
+    pub(super) fn call(now: When) {
+        match HOOK.take() {
+            Some((when, then)) if when == now => then(),
+            hook => HOOK.set(hook),
+        }
     }
 }
 
@@ -65,37 +102,61 @@ impl Runs {
     }
 }
 
+/// A write whose stages were dropped this many times stores the next one under the core lock, so
+/// that changes and seals that never end cannot keep it from going on.
+pub(super) const MOST_DROPPED: u32 = 8;
+
 /// A write(2) under way. It runs under the core lock, is stored without it if it has fresh parts,
 /// and then runs again.
 pub(super) struct Write<'a> {
-    pub(super) id: NodeId,
-    pub(super) position: Position,
-    pub(super) offset: u64,
-    pub(super) bytes: &'a [u8],
-    pub(super) privileges: PrivilegeBits<'a>,
-    pub(super) waiting: Option<(Planned, Stage)>,
-    /// The number of stages that were begun.
-    pub(super) stages: u32,
+    id: NodeId,
+    position: Position,
+    offset: u64,
+    bytes: &'a [u8],
+    privileges: PrivilegeBits<'a>,
+    waiting: Option<(Planned, Stage)>,
+    /// The number of stages that were dropped.
+    dropped: u32,
+    /// A dropped stage has left content in the pool.
+    has_garbage: bool,
 }
 
 /// The changes that a write makes to a file.
-pub(super) struct Planned {
+struct Planned {
     change: Change,
     /// The size of the file before.
     size: u64,
     runs: Runs,
 }
 
-impl Write<'_> {
+impl<'a> Write<'a> {
+    pub(super) fn new(
+        id: NodeId,
+        (position, offset): (Position, u64),
+        bytes: &'a [u8],
+        privileges: PrivilegeBits<'a>,
+    ) -> Write<'a> {
+        let (waiting, dropped, has_garbage) = (None, 0, false);
+        Write { id, position, offset, bytes, privileges, waiting, dropped, has_garbage }
+    }
+
+    /// Whether content was left in the pool to which no record refers.
+    pub(super) fn has_garbage(&self) -> bool {
+        self.has_garbage
+    }
+
     fn range(&self) -> ByteRange {
         ByteRange::at(self.offset, self.bytes.len() as u64)
     }
 
     /// Writes the fresh parts to the pool. The caller holds no lock.
     pub(super) fn store(&mut self) {
-        if let Some((_, stage)) = &mut self.waiting {
-            stage.store(self.offset, self.bytes);
-        }
+        let Some((_, stage)) = &mut self.waiting else { return };
+        #[cfg(test)]
+        hook::call(hook::When::BeforeStore);
+        stage.store(self.offset, self.bytes);
+        #[cfg(test)]
+        hook::call(hook::When::AfterStore);
     }
 
     /// Plans the write, and records it if its fresh parts are stored. `need` is set to why it needs
@@ -111,24 +172,40 @@ impl Write<'_> {
         need: &Cell<Need>,
     ) -> FsResult<()> {
         need.set(Need::More);
-        let waiting = match self.waiting.take() {
+        let planned = match self.waiting.take() {
+            None => self.plan(core, store)?,
             Some((planned, stage)) if stage.is_next_turn(core) => {
                 return self.record(core, planned, Some(stage), need);
             }
-            waiting => waiting,
+            Some((_, stage)) => {
+                let planned = self.plan(core, store);
+                let fits =
+                    |planned: &Planned| core.fits(&stage, planned.change.file, &planned.runs.fresh);
+                if planned.as_ref().is_ok_and(fits) {
+                    return self.record(core, planned?, Some(stage), need);
+                }
+                self.drop_stage(core, stage);
+                planned?
+            }
         };
-        let planned = self.plan(core, store)?;
         let fresh = &planned.runs.fresh;
-        let stage = waiting.map(|(_, stage)| stage);
-        let stage = stage.filter(|stage| core.fits(stage, planned.change.file, fresh));
-        if fresh.is_empty() || stage.is_some() {
-            return self.record(core, planned, stage, need);
+        if fresh.is_empty() {
+            return self.record(core, planned, None, need);
         }
         core.need_bytes(store, fresh.iter().map(ByteRange::len).sum())?;
-        let stage = self.begin_stage(core, &planned)?;
-        self.stages += 1;
+        let mut stage = self.begin_stage(core, &planned)?;
+        if self.dropped >= MOST_DROPPED {
+            let _allowed = allow_waits();
+            stage.store(self.offset, self.bytes);
+            return self.record(core, planned, Some(stage), need);
+        }
         self.waiting = Some((planned, stage));
         Err(answers::must_wait())
+    }
+
+    fn drop_stage(&mut self, core: &mut Core, stage: Stage) {
+        self.dropped += 1;
+        self.has_garbage |= !core.drop_stage(stage);
     }
 
     fn plan(&self, core: &mut Core, store: &Store) -> FsResult<Planned> {
@@ -152,32 +229,47 @@ impl Write<'_> {
         core.begin_stage(file, parts)
     }
 
-    /// Overwrites in place, and records all parts.
+    /// Overwrites in place, and records all parts. Drops the stage if that fails.
     fn record(
-        &self,
+        &mut self,
         core: &mut Core,
-        Planned { change, size, runs }: Planned,
+        planned: Planned,
         stage: Option<Stage>,
         need: &Cell<Need>,
     ) -> FsResult<()> {
+        let stored = stage.as_ref().map_or_else(|| Ok(Vec::new()), Stage::stored);
+        let recorded = stored.and_then(|stored| self.record_as(core, planned, &stored, need));
+        if let (Err(_), Some(stage)) = (&recorded, stage) {
+            self.drop_stage(core, stage);
+        }
+        recorded
+    }
+
+    fn record_as(
+        &self,
+        core: &mut Core,
+        Planned { change, size, runs }: Planned,
+        stored: &[(ByteRange, ByteRange)],
+        need: &Cell<Need>,
+    ) -> FsResult<()> {
         let file = change.file;
-        let stored = stage.map_or_else(|| Ok(Vec::new()), Stage::into_stored)?;
+        let grows = self.range().end > size;
+        if stored.is_empty() && !grows {
+            // Also before the write: a host that copies on write needs space for it.
+            need.set(Need::InPlace);
+        }
         for (part, at) in runs.in_place {
             core.pool_of(file)?.write(at, slice(self.bytes, self.offset, part)?)?;
         }
         let mut edits = Vec::with_capacity(4);
-        if self.range().end > size {
+        if grows {
             edits.push(Edit::Resize { ino: file.key, size: self.range().end });
         }
         let layer = core.layer_of(file);
-        for (blocks, written) in &stored {
-            let addresses = written.addresses();
-            core.pool_of(file)?.note_written(addresses);
+        for (blocks, addresses) in stored {
+            core.pool_of(file)?.note_written(*addresses);
             let to = Some(Source::Pool { layer, offset: addresses.start });
             edits.push(Edit::Map { ino: file.key, range: *blocks, to });
-        }
-        if edits.is_empty() {
-            need.set(Need::InPlace);
         }
         core.commit_change(change, edits)
     }

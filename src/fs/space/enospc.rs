@@ -5,6 +5,9 @@
 //! layer, and no sealed state refers to it. So whatever neither the tree nor a held file refers to
 //! can be punched, after the records that dropped it are synced and the reads under way have ended.
 //! An operation that itself frees space may also use the store's reserve.
+//!
+//! The edit history is dropped last. Writes to bytes that only a dropped edit had pinned then go in
+//! place, which takes no space.
 
 use std::cell::Cell;
 
@@ -128,8 +131,9 @@ impl Fs {
         }
     }
 
-    /// Punches what nothing needs of the pool of the upper layer. Returns the bytes, or none if
-    /// that cannot be done now, because a state is being read.
+    /// Punches what nothing needs of the pool of the upper layer, and unpins what dropped edits
+    /// pinned. Returns the bytes, or none if that cannot be done now, because a state is being
+    /// read.
     pub(in crate::fs) fn reclaim_unused(&self) -> Option<u64> {
         let _exclusive = self.exclusive_soon()?;
         if !self.reclaim.take_garbage_note() {
@@ -163,6 +167,7 @@ impl Fs {
         let unused = self.store.unused(live.upper, &ranges).ok()?;
         let bytes = self.store.punch_pool(live.upper, &unused).ok()?;
         self.measure_store();
-        Some(bytes)
+        // The log is synced, so it does not name the edits again that were dropped before.
+        Some(bytes + self.unpin_dropped_edits(&live.edits))
     }
 }

@@ -1,10 +1,12 @@
 //! Writes to addresses of a pool to which no record refers yet.
 //!
-//! Such addresses are *fresh*. No reader can find them, so a thread writes to them without the lock
-//! of the head, however long the disk takes.
+//! Addresses are *fresh* from their allocation until a record refers to them or the write is
+//! dropped. No reader can find them, so a thread writes to them without the lock of the head,
+//! however long the disk takes.
 //!
 //! Always true:
-//! * The table has all fresh addresses, so no thread punches them.
+//! * The table has all fresh addresses. `PoolWriter::reserved` and `PoolWriter::reclaim` leave them
+//!   out, so no thread punches them.
 //! * A pool is sealed when no such write is under way, and none begins later. A sealed block never
 //!   changes, and one block can hold fresh addresses behind recorded ones.
 
@@ -16,7 +18,7 @@ use nix::errno::Errno;
 use parking_lot::{Condvar, Mutex};
 
 use crate::store::io::disk;
-use crate::types::ByteRange;
+use crate::types::{ByteRange, Ino};
 
 /// The most bytes that one pwrite(2) writes. Linux 6.18 takes what one call writes to ext4 into one
 /// folio of its page cache if it can, and a later write of a block visits each block of that folio.
@@ -56,13 +58,19 @@ struct Entry {
 }
 
 impl FreshWrites {
-    /// Adds fresh addresses of a pool.
-    pub(super) fn add(self: &Arc<Self>, pool: &Arc<File>, addresses: ByteRange) -> FreshWrite {
+    /// Adds fresh addresses of a pool. `window` is the file in whose window they are.
+    pub(super) fn add(
+        self: &Arc<Self>,
+        pool: &Arc<File>,
+        addresses: ByteRange,
+        window: Option<Ino>,
+    ) -> FreshWrite {
         let mut table = self.table.lock();
         table.last += 1;
         let number = table.last;
         table.entries.push(Entry { number, addresses, is_under_way: false });
-        FreshWrite { pool: Arc::clone(pool), addresses, number, writes: Arc::clone(self) }
+        let (pool, writes) = (Arc::clone(pool), Arc::clone(self));
+        FreshWrite { pool, addresses, window, number, writes }
     }
 
     /// All fresh addresses.
@@ -84,6 +92,7 @@ impl FreshWrites {
 pub struct FreshWrite {
     pool: Arc<File>,
     addresses: ByteRange,
+    window: Option<Ino>,
     number: u64,
     writes: Arc<FreshWrites>,
 }
@@ -92,6 +101,11 @@ impl FreshWrite {
     /// The addresses.
     pub fn addresses(&self) -> ByteRange {
         self.addresses
+    }
+
+    /// The file in whose window the addresses are.
+    pub(super) fn window(&self) -> Option<Ino> {
+        self.window
     }
 
     /// Whether the addresses are in this pool.
@@ -105,14 +119,23 @@ impl FreshWrite {
     /// As pwrite(2); ESTALE if the pool is sealed. Then no record can refer to the addresses.
     pub fn write(&self, parts: &[&[u8]]) -> io::Result<()> {
         self.set_under_way(true)?;
-        let mut at = self.addresses.start;
-        let written = parts.iter().try_for_each(|part| {
-            write_pieces(&self.pool, at, part)?;
-            at += part.len() as u64;
-            Ok(())
-        });
+        let written = self.write_parts(parts);
         self.set_under_way(false)?;
         written
+    }
+
+    fn write_parts(&self, parts: &[&[u8]]) -> io::Result<()> {
+        let mut at = self.addresses.start;
+        let filled = parts.iter().filter(|part| !part.is_empty());
+        // One call for a short write costs less than one for each part of it.
+        if filled.clone().count() > 1 && self.addresses.len() <= PIECE as u64 {
+            return write_pieces(&self.pool, at, &parts.concat());
+        }
+        for part in filled {
+            write_pieces(&self.pool, at, part)?;
+            at += part.len() as u64;
+        }
+        Ok(())
     }
 
     fn set_under_way(&self, is_under_way: bool) -> io::Result<()> {
@@ -151,7 +174,8 @@ mod tests {
     fn a_pool_closes_when_the_last_write_has_ended_and_then_refuses_others() {
         let writes = Arc::<FreshWrites>::default();
         let pool = Arc::new(tempfile::tempfile().unwrap());
-        let [ended, dropped, late] = [0, 10, 20].map(|at| writes.add(&pool, ByteRange::at(at, 10)));
+        let [ended, dropped, late] =
+            [0, 10, 20].map(|at| writes.add(&pool, ByteRange::at(at, 10), None));
         ended.write(&[b"01234", b"56789"]).unwrap();
         ended.set_under_way(true).unwrap();
         dropped.set_under_way(true).unwrap();
@@ -181,7 +205,7 @@ mod tests {
         let file = tempfile::NamedTempFile::new().unwrap();
         let pool = Arc::new(File::options().read(true).open(file.path()).unwrap());
         let writes = Arc::<FreshWrites>::default();
-        let write = writes.add(&pool, ByteRange::at(0, 1));
+        let write = writes.add(&pool, ByteRange::at(0, 1), None);
         assert!(write.write(&[b"x"]).is_err(), "the file is open for reading");
         writes.close();
     }

@@ -145,7 +145,33 @@ impl PoolWriter {
     /// head. [`PoolWriter::note_written`] follows, before a record refers to them.
     pub fn allocate_fresh(&mut self, ino: Ino, range: ByteRange, growing: bool) -> FreshWrite {
         let at = self.allocate(ino, range, growing);
-        self.fresh.add(&self.file, ByteRange::at(at, range.len()))
+        self.fresh.add(&self.file, ByteRange::at(at, range.len()), growing.then_some(ino))
+    }
+
+    /// Frees the blocks of fresh addresses to which no record refers. Returns whether all are free:
+    /// a later write can have gone on in the last block, which then stays. So does the first block
+    /// if other addresses share it.
+    pub fn release_fresh(&mut self, write: FreshWrite) -> bool {
+        let addresses = write.addresses();
+        let goes_on = match write.window() {
+            None => false,
+            Some(ino) => {
+                let is_last = |window: &mut Window| window.pool_next == addresses.end;
+                let is_last = self.windows.get_mut(&ino).is_some_and(is_last);
+                if is_last {
+                    self.windows.remove(&ino);
+                }
+                !is_last
+            }
+        };
+        drop(write);
+        let start = block_ceil(addresses.start);
+        let end = if goes_on { block_floor(addresses.end) } else { addresses.end };
+        let freed = self.reclaim(ByteRange { start, end: end.max(start) });
+        if let Err(error) = &freed {
+            log::debug!("the blocks of a dropped write are not freed yet: {error}");
+        }
+        freed.is_ok() && !goes_on
     }
 
     /// Whether a write is one to this pool.
@@ -301,6 +327,33 @@ mod tests {
         let (reserved, end) = pool.reserved();
         assert!(reserved.len() <= MOST_WINDOWS && reserved.iter().all(|range| range.end <= end));
         assert!(!pool.continues(Ino(2), 10), "it was not written for long");
+    }
+
+    #[test]
+    fn dropped_addresses_are_punched_and_those_beside_them_stay() {
+        let mut pool = writer();
+        let write = |pool: &mut PoolWriter, at, len: usize| {
+            let write = pool.allocate_fresh(Ino(1), ByteRange::at(at, len as u64), true);
+            write.write(&[&vec![b'x'; len]]).unwrap();
+            write
+        };
+        let data = |pool: &PoolWriter| data_in(&*pool.file, ByteRange::at(0, 1 << 20)).unwrap();
+        let kept = write(&mut pool, 0, 1000).addresses();
+        let dropped = write(&mut pool, 1000, 9000);
+        assert_eq!(kept, ByteRange::at(0, 1000));
+        let window = dropped.addresses();
+        let next = write(&mut pool, 10_000, 500).addresses();
+        assert_eq!(next.start, window.end, "the next write goes on in the last block");
+        assert!(!pool.release_fresh(dropped), "so that block stays");
+        let last = ByteRange { start: block_floor(next.start), end: next.end };
+        assert_eq!(data(&pool), [ByteRange::at(0, BLOCK), last]);
+        let dropped = write(&mut pool, 10_500, 20_000);
+        let second = block_ceil(dropped.addresses().start);
+        assert!(pool.release_fresh(dropped));
+        assert_eq!(data(&pool).last().unwrap().end, second, "the first block is shared");
+        let after = write(&mut pool, 30_500, 10);
+        assert!(after.addresses().start.is_multiple_of(BLOCK), "no write goes on there");
+        assert!(pool.release_fresh(after));
     }
 
     #[test]

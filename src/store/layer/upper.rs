@@ -354,7 +354,8 @@ impl Upper {
     ///
     /// # Errors
     /// As pwrite(2) and fdatasync(2). The layer is then not sealed, and the caller can try again;
-    /// if it does not, a later start seals the layer.
+    /// if it does not, a later start seals the layer. Writes to fresh addresses are refused in any
+    /// case.
     pub(in crate::store) fn seal(
         &mut self,
         seal: Seal,

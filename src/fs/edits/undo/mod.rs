@@ -132,11 +132,7 @@ impl Fs {
         let mut core = self.core();
         let layer = core.upper.layer();
         if !is_safe {
-            history.pinned.add(
-                layer,
-                Source::Pool { layer, offset: 0 },
-                core.upper.pool.reserved().1,
-            );
+            history.pinned.fix(layer, core.upper.pool.reserved().1);
         }
         // After an undo two files may refer to the same bytes, and the edit may be gone.
         for range in pinned_ranges::shared(&core.tree, layer) {

@@ -125,6 +125,40 @@ fn an_undo_installs_an_edit_whose_extents_changed_meanwhile() {
 }
 
 #[test]
+fn bytes_of_edits_that_were_dropped_for_space_are_overwritten_in_place_again() {
+    let place = Place::new();
+    let text = "0123456789abcdef".repeat(512);
+    place.put(&text);
+    let ino = place.fs.getattr(place.file).unwrap().ino;
+    let layer = place.fs.upper_layer();
+    let source = || place.fs.core().tree.extents(ino).next().unwrap().1.source;
+    let Source::Pool { offset, .. } = source() else { panic!("{:?}", source()) };
+    let pinned = || place.fs.core().first_pinned(layer, ByteRange::at(offset, 8192));
+    // A moment later, a write begins an edit of the file. The edit has the bytes before it.
+    let soon = crate::sys::clock::now();
+    let later = Timestamp { secs: soon.secs + 2, ..soon };
+    place.fs.set_edit_clock(Box::new(move || later));
+    place.fs.write(place.file, 0, b"written", false).unwrap();
+    assert_eq!(pinned(), Some(ByteRange::at(offset, 8192)));
+    assert_eq!(place.texts()[0], text);
+    place.fs.reclaim.note_garbage();
+    place.fs.reclaim_unused().unwrap();
+    assert_eq!(pinned(), Some(ByteRange::at(offset, 8192)), "there is an edit");
+    assert!(place.fs.drop_edits_for_space());
+    assert_eq!(pinned(), Some(ByteRange::at(offset, 8192)), "a reader may still have the edit");
+    place.fs.reclaim.note_garbage();
+    assert!(place.fs.reclaim_unused().unwrap() >= 8192);
+    assert_eq!(pinned(), None);
+    let at = source();
+    place.fs.write(place.file, 5000, b"in place", false).unwrap();
+    assert_eq!(source(), at);
+    let mut wanted = text;
+    wanted.replace_range(..7, "written");
+    wanted.replace_range(5000..5008, "in place");
+    assert!(place.live() == wanted);
+}
+
+#[test]
 fn bytes_that_a_file_refers_to_twice_are_not_overwritten_in_place() {
     let place = Place::new();
     place.put(&"0123456789abcdef".repeat(512));

@@ -225,17 +225,22 @@ impl Fs {
 
     /// Everything that refers to content at this moment.
     pub fn live_set(&self) -> LiveSet {
-        let core = self.core();
-        let (reserved, end) = core.upper.pool.reserved();
-        LiveSet {
-            state: core.state.clone(),
-            orphans: core.held.orphans().tree().clone(),
-            orphans_from: core.held.orphans().oldest_epoch(),
-            edits: core.edits.iter().flat_map(EditHistory::contents).collect(),
-            upper: core.upper.layer(),
-            reserved,
-            end,
-        }
+        let (live, edits) = {
+            let core = self.core();
+            let (reserved, end) = core.upper.pool.reserved();
+            let live = LiveSet {
+                state: core.state.clone(),
+                orphans: core.held.orphans().tree().clone(),
+                orphans_from: core.held.orphans().oldest_epoch(),
+                edits: Vec::new(),
+                upper: core.upper.layer(),
+                reserved,
+                end,
+            };
+            (live, core.edits.as_ref().map(EditHistory::contents_later))
+        };
+        // There can be many, and no request is to wait for them.
+        LiveSet { edits: edits.map(|collect| collect()).unwrap_or_default(), ..live }
     }
 
     /// The upper layer, to which all changes go.

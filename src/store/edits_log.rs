@@ -19,7 +19,7 @@
 //!   its own bytes.
 
 use std::fs::File;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use serde::{Deserialize, Deserializer, Serialize};
 
@@ -35,9 +35,12 @@ use crate::tree::{Node, Source};
 use crate::types::{ByteRange, Epoch, Ino, Timestamp, TreePath};
 
 const DIR: &str = "history";
-/// How the names of the files of a head end: the log, a new one that is written, and one that could
-/// not be read.
-const ENDS: [&str; 3] = ["", ".new", ".bad"];
+/// How the name of a new log ends that takes the place of the old one at once,
+const NEW: &str = ".new";
+/// and of one that is written while records are appended to the old one.
+const NEXT: &str = ".next.new";
+/// How the names of the files of a head end: the log, new ones, and one that could not be read.
+const ENDS: [&str; 4] = ["", NEW, NEXT, ".bad"];
 /// A log of fewer bytes is never rewritten.
 const SMALL_LOG: u64 = 128 << 10;
 
@@ -430,6 +433,66 @@ pub struct EditsLog {
     /// Whether all records are synced.
     synced: bool,
     rewritten: Rewritten,
+    /// How many times the log was rewritten.
+    rewrites: u64,
+    /// The rewrite that is under way while records are appended.
+    under_way: Weak<()>,
+}
+
+/// A log of a head that is to be written. It takes no lock.
+pub struct LogRewrite {
+    store: Arc<Store>,
+    head: String,
+    /// The name of the new file.
+    name: String,
+    /// Bytes of the present log.
+    len: u64,
+    rewritten: Rewritten,
+    /// The rewrites and the records of the present log.
+    state: (u64, u64),
+    /// Lives as long as the rewrite is under way.
+    under_way: Arc<()>,
+}
+
+/// A log that was written, beside the present one.
+pub struct NewLog {
+    log: Log<EditsLogRecord>,
+    name: String,
+    rewritten: Rewritten,
+    state: (u64, u64),
+    _under_way: Arc<()>,
+}
+
+impl LogRewrite {
+    /// Whether a rewrite would make the log much shorter, if there are so many edits.
+    ///
+    /// The length after the last rewrite is the measure, also that of an earlier process, because
+    /// records differ much in length. If most edits of that time were dropped, it counts in part.
+    pub fn pays(&self, edits: u64) -> bool {
+        let Rewritten { len, edits: then, .. } = self.rewritten;
+        let described = len.saturating_mul(edits.min(then)).checked_div(then).unwrap_or(0);
+        self.len > described.saturating_mul(2).saturating_add(SMALL_LOG)
+    }
+
+    /// Writes the new log with these records.
+    ///
+    /// # Errors
+    /// As unlink(2), open(2) and pwrite(2).
+    pub fn write(self, all: Vec<EditsLogRecord>) -> Result<NewLog> {
+        let dir = self.store.dir.make_dir(DIR)?;
+        let LogRewrite { name, state, under_way: _under_way, .. } = self;
+        dir.remove(&name)?;
+        let file = Arc::new(dir.file(&name, true)?);
+        let count = all.len() as u64 + 1;
+        let edits = all.iter().map(EditsLogRecord::edits).sum();
+        let opened = EditsLogRecord::Opened { writer: self.store.trust.writer };
+        let bytes = log::frames(std::iter::once(opened).chain(all))?;
+        disk::write_at(&file, &bytes, 0).attempt(|| format!("write {}", dir.show(&name)))?;
+        let len = bytes.len() as u64;
+        let log = Log::append_to(file, dir.show(&self.head), len, count)?;
+        let rewritten = Rewritten { len, edits, has_ended: true };
+        Ok(NewLog { log, name, rewritten, state, _under_way })
+    }
 }
 
 impl EditsLog {
@@ -442,6 +505,8 @@ impl EditsLog {
             warned: false,
             synced: true,
             rewritten: Rewritten::default(),
+            rewrites: 0,
+            under_way: Weak::new(),
         };
         match log.read() {
             Ok(recorded) => (log, recorded),
@@ -511,18 +576,53 @@ impl EditsLog {
         }
     }
 
-    /// Whether a rewrite would make the log much shorter. `edits` returns how many edits there are.
-    ///
-    /// The length after the last rewrite is the measure, also that of an earlier process, because
-    /// records differ much in length. If most edits of that time were dropped, it counts in part.
-    pub fn is_long(&self, edits: impl FnOnce() -> u64) -> bool {
-        if self.len() <= SMALL_LOG {
-            return false;
+    /// Begins to rewrite the log while records are appended to it. `None` if another such rewrite
+    /// is under way.
+    pub fn begin_rewrite(&mut self) -> Option<LogRewrite> {
+        if self.under_way.upgrade().is_some() {
+            return None;
         }
-        let Rewritten { len, edits: then, .. } = self.rewritten;
-        let now = edits().min(then);
-        let described = len.saturating_mul(now).checked_div(then).unwrap_or(0);
-        self.len() > described.saturating_mul(2).saturating_add(SMALL_LOG)
+        let under_way = Arc::new(());
+        self.under_way = Arc::downgrade(&under_way);
+        Some(LogRewrite { under_way, ..self.rewrite_as(NEXT) })
+    }
+
+    /// A rewrite by a file whose name ends so.
+    fn rewrite_as(&self, end: &str) -> LogRewrite {
+        LogRewrite {
+            store: Arc::clone(&self.store),
+            head: self.head.clone(),
+            name: format!("{}{end}", self.head),
+            len: self.len(),
+            rewritten: self.rewritten,
+            state: (self.rewrites, self.count()),
+            under_way: Arc::default(),
+        }
+    }
+
+    /// Puts a new log in the place of the present one, if no record was appended since it was
+    /// begun. Returns whether it was; the records then have new numbers.
+    pub fn publish(&mut self, new: NewLog) -> bool {
+        let published = if new.state == (self.rewrites, self.count()) {
+            self.try_publish(new).map(|()| true)
+        } else {
+            self.dir().and_then(|dir| dir.remove(&new.name)).map(|()| false)
+        };
+        published.unwrap_or_else(|error| {
+            ::log::warn!("{error}; the log of the edit history stays as long as it is");
+            false
+        })
+    }
+
+    fn try_publish(&mut self, new: NewLog) -> Result<()> {
+        let dir = self.dir()?;
+        disk::rename(&dir, &new.name, &self.head)
+            .attempt(|| format!("publish {}", dir.show(&self.head)))?;
+        self.rewritten = new.rewritten;
+        self.rewrites += 1;
+        self.synced = false;
+        self.standing = Standing::Open(new.log);
+        Ok(())
     }
 
     /// Notes that the log has edits that do not exist. It is rewritten before the next record,
@@ -599,23 +699,8 @@ impl EditsLog {
     }
 
     fn try_rewrite(&mut self, all: Vec<EditsLogRecord>) -> Result<()> {
-        let dir = self.dir()?;
-        let temp = format!("{}.new", self.head);
-        dir.remove(&temp)?;
-        let file = Arc::new(dir.file(&temp, true)?);
-        let count = all.len() as u64 + 1;
-        let edits = all.iter().map(EditsLogRecord::edits).sum();
-        let opened = EditsLogRecord::Opened { writer: self.store.trust.writer };
-        // One write: the lock of the head is held.
-        let bytes = log::frames(std::iter::once(opened).chain(all))?;
-        disk::write_at(&file, &bytes, 0).attempt(|| format!("write {}", dir.show(&temp)))?;
-        let len = bytes.len() as u64;
-        let log = Log::append_to(file, dir.show(&self.head), len, count)?;
-        disk::rename(&dir, &temp, &self.head)
-            .attempt(|| format!("publish {}", dir.show(&self.head)))?;
-        self.rewritten = Rewritten { len, edits, has_ended: true };
-        self.standing = Standing::Open(log);
-        Ok(())
+        let new = self.rewrite_as(NEW).write(all)?;
+        self.try_publish(new)
     }
 
     /// Begins to make sure that the log on disk has no edit that is dropped, before the content
@@ -631,7 +716,7 @@ impl EditsLog {
         if matches!(self.standing, Standing::Stale | Standing::Failed) && !self.rewrite(all()) {
             // The removal needs no space.
             let dir = self.dir()?;
-            dir.remove(&format!("{}.new", self.head))?;
+            dir.remove(&format!("{}{NEW}", self.head))?;
             dir.remove(&self.head)?;
             return Ok(self.store.durable.then_some(LogSync { file: None, dir }));
         }

@@ -32,7 +32,7 @@ use crate::types::{ByteRange, FileKind, Ino, Name, TreePath};
 pub use edit::Edit;
 pub use extents::{Extent, Segment, Source};
 pub use node::{Body, Dentry, Hides, Meta, Node, Origin, Xattrs};
-use persistent_map::PersistentMap;
+pub(crate) use persistent_map::PersistentMap;
 
 /// One state of the tree.
 #[derive(Clone, Default)]

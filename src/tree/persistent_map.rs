@@ -161,6 +161,11 @@ impl<K: Ord + Clone, V: Clone> PersistentMap<K, V> {
         }
     }
 
+    /// Calls `change` with each entry, in order.
+    pub fn change_all(&mut self, mut change: impl FnMut(&K, &mut V)) {
+        Arc::make_mut(&mut self.root).change_all(&mut change);
+    }
+
     /// Inserts an entry. Returns the key's previous value.
     pub fn insert(&mut self, key: K, value: V) -> Option<V> {
         match Arc::make_mut(&mut self.root).insert(key, value, true) {
@@ -250,6 +255,15 @@ impl<K, V> Node<K, V> {
 }
 
 impl<K: Ord + Clone, V: Clone> Node<K, V> {
+    fn change_all(&mut self, change: &mut impl FnMut(&K, &mut V)) {
+        match self {
+            Node::Leaf(entries) => entries.iter_mut().for_each(|(key, value)| change(key, value)),
+            Node::Branch(nodes) => {
+                nodes.iter_mut().for_each(|(_, node)| Arc::make_mut(node).change_all(change));
+            }
+        }
+    }
+
     /// Inserts an entry. `is_last` if this node is the last of its level.
     fn insert(&mut self, key: K, value: V, is_last: bool) -> Inserted<K, V> {
         match self {

@@ -8,7 +8,8 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use super::EditHistory;
-use super::histories::PathHistory;
+use super::by_path::ByPath;
+use super::path_history::PathHistory;
 use crate::store::edits_log::EditsLogRecord;
 use crate::types::{Name, TreePath};
 
@@ -102,15 +103,14 @@ fn subtract(nodes: &mut [CostNode], leaf: usize, cost: u64, mut is_empty: bool) 
     }
 }
 
-impl EditHistory {
-    /// The costs of all edits.
-    pub(super) fn costs(&self) -> Vec<Costs> {
-        let of = |list: &PathHistory| {
-            list.entries.iter().map(|entry| (entry.number, entry.cost)).collect()
-        };
-        self.by_path.iter().map(|(path, list)| (path.clone(), of(list))).collect()
-    }
+/// The costs of all edits.
+pub(super) fn costs(by_path: &ByPath) -> Vec<Costs> {
+    let of =
+        |list: &PathHistory| list.entries.iter().map(|entry| (entry.number, entry.cost)).collect();
+    by_path.iter().map(|(path, list)| (path.clone(), of(list))).collect()
+}
 
+impl EditHistory {
     /// The cost to drop so that a tenth of the budget is free again; `None` within the budget.
     pub(super) fn excess(&self) -> Option<u64> {
         let most = self.bounds.bytes;
@@ -118,8 +118,8 @@ impl EditHistory {
     }
 
     /// Drops edits: by path, all up to a number.
-    pub(super) fn drop_edits(&mut self, chosen: BTreeMap<TreePath, u32>) {
-        for (path, upto) in chosen {
+    pub(super) fn drop_edits(&mut self, chosen: &[(TreePath, u32)]) {
+        for (path, upto) in chosen.iter().cloned() {
             self.append(&EditsLogRecord::Dropped { path, upto });
         }
     }

@@ -3,54 +3,21 @@
 //! * [`Histories::apply`] applies one record, at runtime and when the log is read.
 //! * [`Histories::release`] only notes which bytes are not needed. A later reclaim frees them.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use super::by_path::ByPath;
 use super::content::{cost_of, pool_bytes, same_bytes};
+use super::path_history::{Entry, PathHistory};
 use crate::store::edits_log::{Bounds, Content, EditsLogRecord, How, LoggedEdit, Recorded, Replay};
 use crate::tree::Source;
 use crate::types::{ByteRange, LayerId, TreePath};
-
-/// An edit in the history of its path.
-#[derive(Clone)]
-pub(super) struct Entry {
-    pub(super) number: u32,
-    /// Identifies the edit while the head is open. Numbers start again when a path has no history
-    /// left; serials are never reused.
-    pub(super) serial: u64,
-    /// The file before the edit.
-    pub(super) edit: LoggedEdit,
-    /// How much of the budget it takes, in bytes.
-    pub(super) cost: u64,
-    /// Whether its content was compared with that of the next edit, or the file. While an undo
-    /// makes it the current content, its extents stay, and it counts as compared.
-    pub(super) compared: bool,
-    /// The number of the log record with its extents; 0 if its bytes are known to be synced.
-    pub(super) record: u64,
-    /// The number of that record, also after a sync.
-    pub(super) log_record: u64,
-}
-
-/// The edit history of a path.
-#[derive(Clone, Default)]
-pub(super) struct PathHistory {
-    /// The number of the next edit.
-    pub(super) next: u32,
-    /// Oldest first.
-    pub(super) entries: VecDeque<Entry>,
-    /// The edit that an undo went back to. The last entry is then the file before the first undo.
-    pub(super) undone_to: Option<u32>,
-    /// Whether its edits are to be compared. Then the path is in [`Histories::queue`]. If an edit
-    /// of another path was not compared, it could not be read: it is tried again after the next
-    /// edit of the path, or by the next process.
-    pub(super) is_queued: bool,
-}
 
 /// The edit histories of all paths.
 #[derive(Default)]
 pub struct Histories {
     pub(super) bounds: Bounds,
-    pub(super) by_path: BTreeMap<TreePath, PathHistory>,
+    pub(super) by_path: ByPath,
     /// The number of log records whose content is synced.
     pub(super) synced: u64,
     /// How much of the budget all edits and pending backups take, in bytes.
@@ -84,7 +51,7 @@ impl Histories {
         // a rewrite.
         let believed = recorded.valid.max(1);
         histories.retain_entries(|entry| entry.record < believed);
-        histories.cost = histories.by_path.values().map(PathHistory::cost).sum();
+        histories.cost = histories.by_path.iter().map(|(_, list)| list.cost()).sum();
         histories
     }
 
@@ -104,9 +71,15 @@ impl Histories {
 
     pub(super) fn contents(&self) -> impl Iterator<Item = Arc<Content>> {
         self.by_path
-            .values()
-            .flat_map(|list| &list.entries)
+            .iter()
+            .flat_map(|(_, list)| &list.entries)
             .filter_map(|entry| entry.edit.content.clone())
+    }
+
+    /// The histories as they are now, to look at them without the lock of the head.
+    pub(super) fn snapshot(&self) -> Histories {
+        let (bounds, by_path, synced) = (self.bounds, self.by_path.clone(), self.synced);
+        Histories { bounds, by_path, synced, ..Histories::default() }
     }
 
     /// Applies a log record with this number. Calls `gone` with each edit that it drops, whose cost
@@ -180,7 +153,7 @@ impl Histories {
     fn push(&mut self, path: TreePath, edit: LoggedEdit, record: u64, gone: &mut dyn FnMut(Entry)) {
         // The file before the first undo comes on top of the edits that the undo may go back to.
         let limit = self.bounds.edits as usize + usize::from(edit.how == How::Undone);
-        let list = self.by_path.entry(path.clone()).or_default();
+        let Some(list) = self.by_path.get_or_default(&path) else { return };
         let back_from_nothing = list.undone_to.is_some()
             && edit.how != How::Undone
             && list.entries.back().is_some_and(|last| last.edit.content.is_none());
@@ -237,7 +210,7 @@ impl Histories {
     }
 
     fn copy(&mut self, from: &TreePath, to: TreePath) {
-        if self.by_path.contains_key(&to) {
+        if self.by_path.contains(&to) {
             return;
         }
         let Some(mut list) = self.by_path.get(from).cloned() else { return };
@@ -259,7 +232,7 @@ impl Histories {
 
     /// The paths at and below `dir` that have a history.
     pub(super) fn below(&self, dir: &TreePath) -> Vec<TreePath> {
-        let from = self.by_path.range(dir.clone()..);
+        let from = self.by_path.from(dir);
         // In byte order, "a-b" is between "a" and "a/b", and "0" follows "/".
         let end = [dir.as_bytes(), b"0"].concat();
         let near = from.take_while(|(path, _)| dir.is_root() || path.as_bytes() < &end[..]);
@@ -272,7 +245,7 @@ impl Histories {
             else {
                 continue;
             };
-            if self.by_path.contains_key(&moved) {
+            if self.by_path.contains(&moved) {
                 list.entries.into_iter().for_each(&mut *gone);
             } else {
                 self.put(moved, list);
@@ -355,7 +328,7 @@ impl Histories {
         if bounds.edits == 0 {
             let by_path = std::mem::take(&mut self.by_path);
             self.queue.clear();
-            by_path.into_values().flat_map(|list| list.entries).for_each(gone);
+            by_path.iter().flat_map(|(_, list)| &list.entries).cloned().for_each(gone);
         }
     }
 
@@ -383,10 +356,11 @@ impl Histories {
     /// same. Returns whether there were any.
     pub(super) fn retain_entries(&mut self, keep: impl Fn(&Entry) -> bool) -> bool {
         let (mut gone, mut changed) = (Vec::new(), Vec::new());
-        for (path, list) in &mut self.by_path {
-            if list.entries.iter().all(&keep) {
-                continue;
-            }
+        let keeps_all = |list: &PathHistory| list.entries.iter().all(&keep);
+        let lists = self.by_path.iter().filter(|(_, list)| !keeps_all(list));
+        let paths: Vec<TreePath> = lists.map(|(path, _)| path.clone()).collect();
+        for path in paths {
+            let Some(list) = self.by_path.get_mut(&path) else { continue };
             let (kept, lost): (Vec<Entry>, Vec<Entry>) =
                 std::mem::take(&mut list.entries).into_iter().partition(|entry| keep(entry));
             list.entries = kept.into();
@@ -394,43 +368,14 @@ impl Histories {
             list.undone_to = None;
             // The next one of an edit may be another now.
             list.entries.iter_mut().for_each(|entry| entry.compared = false);
-            changed.push(path.clone());
+            changed.push(path);
             gone.extend(lost);
         }
         changed.into_iter().for_each(|path| self.enqueue(path));
-        self.by_path.retain(|_, list| !list.entries.is_empty());
+        self.by_path.remove_empty();
         let found = !gone.is_empty();
         self.release(gone);
         found
-    }
-}
-
-impl PathHistory {
-    /// The cost of all edits of the path.
-    pub(super) fn cost(&self) -> u64 {
-        self.entries.iter().map(|entry| entry.cost).sum()
-    }
-
-    /// Each edit with the serial of the next one.
-    pub(super) fn with_next(&self) -> impl Iterator<Item = (&Entry, Option<u64>)> {
-        let next = self.entries.iter().skip(1).map(|entry| Some(entry.serial));
-        self.entries.iter().zip(next.chain([None]))
-    }
-
-    /// Whether all edits of the path were compared.
-    pub(super) fn is_compared(&self) -> bool {
-        self.entries.iter().all(|entry| entry.compared)
-    }
-
-    /// Changes to which edit an undo went, and returns where it was. From now on the extents of
-    /// that edit can change again.
-    fn undo_to(&mut self, number: Option<u32>) -> Option<u32> {
-        let was = std::mem::replace(&mut self.undone_to, number);
-        if let Some(was) = was.filter(|was| Some(*was) != number) {
-            let mut entries = self.entries.iter_mut();
-            entries.find(|entry| entry.number == was).iter_mut().for_each(|e| e.compared = false);
-        }
-        was
     }
 }
 

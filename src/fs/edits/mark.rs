@@ -3,16 +3,17 @@
 //! Edits since the savepoint are dropped, and moves of older edits are undone. Edits that were
 //! dropped meanwhile to save space stay dropped.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 
-use super::histories::{Entry, PathHistory};
+use super::by_path::ByPath;
+use super::path_history::Entry;
 use crate::fs::Fs;
 use crate::store::edits_log::EditsLogRecord;
 use crate::types::TreePath;
 
 /// The edit histories at a savepoint, by path.
 pub struct EditsSavepoint {
-    by_path: BTreeMap<TreePath, PathHistory>,
+    by_path: ByPath,
 }
 
 impl Fs {
@@ -35,21 +36,21 @@ impl Fs {
         let mut compared: HashSet<(TreePath, u64, Option<u64>)> = HashSet::new();
         let mut gone = Vec::new();
         let mut queued: HashSet<TreePath> = HashSet::new();
-        for (path, list) in now {
+        for (path, list) in now.iter() {
             if list.is_queued {
                 queued.insert(path.clone());
             }
             let pairs = list.with_next().filter(|(entry, _)| entry.compared);
             compared.extend(pairs.map(|(entry, next)| (path.clone(), entry.serial, next)));
-            for entry in list.entries {
+            for entry in &list.entries {
                 // After a rename of a file, both paths have the same edits.
-                if let Some(same) = there.insert(entry.serial, entry) {
+                if let Some(same) = there.insert(entry.serial, entry.clone()) {
                     gone.push(same);
                 }
             }
         }
         let mut by_path = savepoint.by_path.clone();
-        for (path, list) in &mut by_path {
+        by_path.change_all(|path, list| {
             let before = list.entries.len();
             // The extents may have changed since; the number at this path has not.
             let present = |old: &Entry| {
@@ -66,22 +67,19 @@ impl Fs {
                 // Whether the last entry is the file before an undo is not known any more.
                 list.undone_to = None;
             }
-        }
-        by_path.retain(|_, list| !list.entries.is_empty());
+        });
+        by_path.remove_empty();
         let stay: BTreeSet<u64> =
-            by_path.values().flat_map(|list| &list.entries).map(|entry| entry.serial).collect();
+            by_path.iter().flat_map(|(_, list)| &list.entries).map(|entry| entry.serial).collect();
         gone.extend(there.into_values().filter(|entry| !stay.contains(&entry.serial)));
         history.histories.release(gone);
-        history.histories.cost = by_path.values().map(PathHistory::cost).sum();
+        history.histories.cost = by_path.iter().map(|(_, list)| list.cost()).sum();
         let queued = by_path.iter().filter(|(_, list)| list.is_queued);
         history.histories.queue = queued.map(|(path, _)| path.clone()).collect();
         history.histories.by_path = by_path;
         history.active.clear();
         // Any kind of record that changes which edits exist has this effect.
         history.note_change(&EditsLogRecord::Kept(Vec::new()));
-        let all = history.records();
-        if history.log.rewrite(all) {
-            history.renumber_records();
-        }
+        history.rewrite_log();
     }
 }

@@ -15,10 +15,12 @@
 //! which are pinned ([`PinnedRanges`]) so that they are not overwritten.
 
 mod budget;
+mod by_path;
 mod compare;
 mod content;
 mod histories;
 mod mark;
+mod path_history;
 mod paths;
 mod pending_backups;
 mod pinned_ranges;
@@ -33,8 +35,9 @@ use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::fs::Fs;
 use crate::store::Store;
-use crate::store::edits_log::{EditsLog, EditsLogRecord, LoggedEdit};
+use crate::store::edits_log::{EditsLog, EditsLogRecord, LoggedEdit, NewLog};
 use crate::sys::clock;
 use crate::tree::Source;
 use crate::types::{Ino, LayerId, Timestamp};
@@ -174,12 +177,14 @@ impl EditHistory {
         let synced = self.synced;
         self.has_compared = false;
         // Records 0 and 1 say who wrote the log, and the bounds.
-        for (at, list) in (2..).zip(self.by_path.values_mut()) {
+        let mut at = 2;
+        self.by_path.change_all(|_, list| {
             for entry in &mut list.entries {
                 entry.record = if entry.record < synced { 0 } else { at };
                 entry.log_record = at;
             }
-        }
+            at += 1;
+        });
         self.synced = 1;
         self.rewrites += 1;
     }
@@ -212,15 +217,46 @@ impl EditHistory {
         }
     }
 
-    /// Rewrites the log if much of it is obsolete, or if a write to it failed.
-    fn compact_log(&mut self) {
-        let edits = || self.by_path.values().map(|list| list.entries.len() as u64).sum();
-        if !self.log.has_failed() && !self.log.is_long(edits) {
-            return;
-        }
+    /// Rewrites the log.
+    fn rewrite_log(&mut self) {
         let all = self.records();
         if self.log.rewrite(all) {
             self.renumber_records();
+        }
+    }
+
+    /// Publishes a new log, if no record was appended since it was begun.
+    fn publish_log(&mut self, new: NewLog) {
+        if self.log.publish(new) {
+            self.renumber_records();
+        }
+    }
+}
+
+impl Fs {
+    /// Rewrites the log of the edit history if much of it is obsolete, or if a write to it failed.
+    /// Programs go on meanwhile. If they begin an edit, the new log is dropped, and the next call
+    /// tries again.
+    fn compact_edits_log(&self) {
+        let (rewrite, histories) = {
+            let mut core = self.core();
+            let Some(history) = &mut core.edits else { return };
+            if history.log.has_failed() {
+                return history.rewrite_log();
+            }
+            let Some(rewrite) = history.log.begin_rewrite() else { return };
+            (rewrite, history.histories.snapshot())
+        };
+        if !rewrite.pays(histories.by_path.edits()) {
+            return;
+        }
+        let written = rewrite.write(histories.records());
+        // A clone makes each change of a history copy it.
+        drop(histories);
+        match (written, &mut self.core().edits) {
+            (Ok(new), Some(history)) => history.publish_log(new),
+            (Err(error), _) => log::warn!("{error}; the log stays as long as it is"),
+            (Ok(_), None) => {}
         }
     }
 }

@@ -8,11 +8,10 @@
 //! An edit before which there was no file has no name, because there is nothing to show.
 
 use std::collections::BTreeMap;
-use std::ops::Bound;
 use std::sync::Arc;
 
 use super::EditHistory;
-use super::histories::Entry;
+use super::path_history::Entry;
 use crate::fs::Fs;
 use crate::store::edits_log::{Content, EditsLogRecord};
 use crate::sys::clock;
@@ -87,30 +86,35 @@ impl EditHistory {
 
     /// Whether a path below `dir` has a history. The directory itself may not exist.
     pub(in crate::fs) fn has_below(&self, dir: &TreePath) -> bool {
-        let first = self.by_path.range(dir.join(&Name::before_all())..).next();
-        first.is_some_and(|(path, _)| path.starts_with(dir))
+        let first = dir.join(&Name::before_all());
+        self.by_path.from(&first).next().is_some_and(|(path, _)| path.starts_with(dir))
     }
 
     fn has(&self, path: &TreePath) -> bool {
-        self.by_path.contains_key(path) || self.has_below(path)
+        self.by_path.contains(path) || self.has_below(path)
     }
 
     /// The names in a directory that have a history, and those with histories below them.
     fn names_in(&self, dir: &TreePath) -> BTreeMap<Name, (bool, bool)> {
         let mut names: BTreeMap<Name, (bool, bool)> = BTreeMap::new();
         let depth = dir.names().count();
-        let mut from = Bound::Included(dir.join(&Name::before_all()));
-        while let Some((path, _)) = self.by_path.range((from, Bound::Unbounded)).next() {
+        // The path to go on at, and whether it was looked at.
+        let mut from = (dir.join(&Name::before_all()), false);
+        let next = |(from, is_done): &(TreePath, bool)| {
+            let mut paths = self.by_path.from(from).map(|(path, _)| path);
+            paths.find(|path| !is_done || *path != from)
+        };
+        while let Some(path) = next(&from) {
             if !path.starts_with(dir) {
                 break;
             }
-            from = Bound::Excluded(path.clone());
+            from = (path.clone(), true);
             let mut rest = path.names().skip(depth);
             let Some(name) = rest.next() else { continue };
             let is_below = rest.next().is_some();
             if is_below && let Ok(next) = Name::new(&[name.as_bytes(), b"0"].concat()) {
                 // Skips all paths below this name: "0" is the byte after "/".
-                from = Bound::Included(dir.join(&next));
+                from = (dir.join(&next), false);
             }
             let found = names.entry(name).or_default();
             if is_below { found.1 = true } else { found.0 = true }

@@ -250,9 +250,9 @@ impl Core {
         let now = history.now();
         let is_new =
             history.active.get(&ino).is_some_and(|active| active.is_new && active.is_active(now));
-        let is_known = history.by_path.contains_key(from);
+        let is_known = history.by_path.contains(from);
         history.claim_pending(to);
-        let has_history = history.by_path.contains_key(to);
+        let has_history = history.by_path.contains(to);
         if is_known && !has_history {
             history.append(&EditsLogRecord::Copied { from: from.clone(), to: to.clone() });
         }

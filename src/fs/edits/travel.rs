@@ -1,6 +1,6 @@
 //! Edit histories that leave the store, or come from another one.
 
-use super::histories::PathHistory;
+use super::path_history::PathHistory;
 use super::state_of;
 use crate::fs::{Found, Fs, State};
 use crate::store::edits_log::{Content, EditsLogRecord, LoggedEdit};

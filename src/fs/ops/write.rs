@@ -253,16 +253,11 @@ impl<'a> Write<'a> {
         need: &Cell<Need>,
     ) -> FsResult<()> {
         let file = change.file;
-        let grows = self.range().end > size;
-        if stored.is_empty() && !grows {
-            // Also before the write: a host that copies on write needs space for it.
-            need.set(Need::InPlace);
-        }
         for (part, at) in runs.in_place {
             core.pool_of(file)?.write(at, slice(self.bytes, self.offset, part)?)?;
         }
         let mut edits = Vec::with_capacity(4);
-        if grows {
+        if self.range().end > size {
             edits.push(Edit::Resize { ino: file.key, size: self.range().end });
         }
         let layer = core.layer_of(file);
@@ -270,6 +265,9 @@ impl<'a> Write<'a> {
             core.pool_of(file)?.note_written(*addresses);
             let to = Some(Source::Pool { layer, offset: addresses.start });
             edits.push(Edit::Map { ino: file.key, range: *blocks, to });
+        }
+        if edits.is_empty() {
+            need.set(Need::InPlace);
         }
         core.commit_change(change, edits)
     }

@@ -12,7 +12,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use super::content::{push_extent, same_bytes, state_of};
-use super::histories::{Entry, PathHistory};
+use super::path_history::{Entry, PathHistory};
 use super::{Clock, EditHistory, pinned_ranges};
 use crate::error::{FsError, FsResult};
 use crate::fs::merged::answers;
@@ -291,9 +291,19 @@ impl EditHistory {
     }
 
     /// The contents of all edits and pending backups.
-    pub(in crate::fs) fn contents(&self) -> impl Iterator<Item = Arc<Content>> {
+    fn contents(&self) -> impl Iterator<Item = Arc<Content>> {
         let pending = self.pending.iter().filter_map(|(_, edit)| edit.content.clone());
         self.histories.contents().chain(pending)
+    }
+
+    /// The contents that [`EditHistory::contents`] has now. The function that is returned collects
+    /// them, without the lock of the head.
+    pub(in crate::fs) fn contents_later(&self) -> impl FnOnce() -> Vec<Arc<Content>> + use<> {
+        let (histories, pending) = (self.histories.snapshot(), self.pending.clone());
+        move || {
+            let pending = pending.iter().filter_map(|(_, edit)| edit.content.clone());
+            histories.contents().chain(pending).collect()
+        }
     }
 
     /// By path, the newest edit that refers to the base before an epoch.

@@ -68,9 +68,15 @@ impl Target {
         let found = find_store(global, &dir)?;
         let (end, mut is_ending) = (Instant::now() + ENDING_LIMIT, false);
         loop {
-            let target = match control::connect(&found.store)? {
-                Some(client) => Target::of_daemon(global, client, &found, &dir),
-                None => Target::local(global, &found, &dir),
+            let target = match control::connect(&found.store) {
+                // It accepts no more connections.
+                Err(_) if is_ending && Instant::now() < end => {
+                    thread::sleep(PAUSE);
+                    continue;
+                }
+                Err(error) => return Err(error),
+                Ok(Some(client)) => Target::of_daemon(global, client, &found, &dir),
+                Ok(None) => Target::local(global, &found, &dir),
             };
             match target {
                 Err(error)

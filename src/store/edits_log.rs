@@ -18,10 +18,10 @@
 //!   refers to it, or is dropped ([`EditsLog::begin_secure`]). So an edit that is read refers to
 //!   its own bytes.
 
+mod record;
+
 use std::fs::File;
 use std::sync::{Arc, Weak};
-
-use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::error::{Attempt, Result};
 use crate::store::Store;
@@ -29,10 +29,10 @@ use crate::store::io::dir::StoreDir;
 use crate::store::io::disk;
 use crate::store::io::frames::{self, Frames, LogBytes};
 use crate::store::io::log::{self, FRAME_HEAD, Log};
-use crate::store::io::writer::Writer;
 use crate::store::layer::Trust;
-use crate::tree::{Node, Source};
-use crate::types::{ByteRange, Epoch, Ino, Timestamp, TreePath};
+use crate::tree::Source;
+use crate::types::ByteRange;
+pub use record::{Bounds, Content, EditsLogRecord, How, LoggedEdit, Numbered};
 
 const DIR: &str = "history";
 /// How the name of a new log ends that takes the place of the old one at once,
@@ -43,184 +43,6 @@ const NEXT: &str = ".next.new";
 const ENDS: [&str; 4] = ["", NEW, NEXT, ".bad"];
 /// A log of fewer bytes is never rewritten.
 const SMALL_LOG: u64 = 128 << 10;
-
-/// The kind of operation that began an edit.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum How {
-    /// A write.
-    Written,
-    /// A truncation.
-    Truncated,
-    /// Another file was renamed over the path.
-    Replaced,
-    /// The name was removed.
-    Removed,
-    /// The file was renamed to another path.
-    Moved,
-    /// A restore, a discard or an op restore.
-    Restored,
-    /// An undo or a redo.
-    Undone,
-}
-
-impl How {
-    const ALL: [How; 7] = [
-        How::Written,
-        How::Truncated,
-        How::Replaced,
-        How::Removed,
-        How::Moved,
-        How::Restored,
-        How::Undone,
-    ];
-
-    /// Its code in documents that leave the machine: 0 to 6, in the order of the variants.
-    pub fn code(self) -> u8 {
-        self as u8
-    }
-
-    /// The kind with this code.
-    pub fn of_code(code: u8) -> Option<How> {
-        How::ALL.get(usize::from(code)).copied()
-    }
-}
-
-/// The content that a path had.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Content {
-    /// The inode number of the file.
-    pub ino: Ino,
-    /// Its node.
-    pub node: Node,
-    /// The epoch of the base that its extents refer to.
-    pub epoch: Epoch,
-    /// Where its bytes are stored, in order. Gaps read as zeros.
-    pub extents: Vec<(ByteRange, Source)>,
-}
-
-/// Decodes a content into its final place. serde would decode it into a `Box` first.
-fn decode_content<'de, D: Deserializer<'de>>(
-    from: D,
-) -> std::result::Result<Option<Arc<Content>>, D::Error> {
-    Ok(Option::deserialize(from)?.map(Arc::new))
-}
-
-/// An edit of a path, with the content before it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct LoggedEdit {
-    /// When the edit began.
-    pub time: Timestamp,
-    /// The operation that began it.
-    pub how: How,
-    /// The content; `None` if there was no file.
-    #[serde(deserialize_with = "decode_content")]
-    pub content: Option<Arc<Content>>,
-}
-
-/// The limits of the edit history.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Bounds {
-    /// Edits of each path; 0 keeps none.
-    pub edits: u32,
-    /// Bytes of content that only edits refer to, over all paths.
-    pub bytes: u64,
-}
-
-impl Default for Bounds {
-    fn default() -> Bounds {
-        Bounds { edits: 10, bytes: 256 << 20 }
-    }
-}
-
-/// An edit with its number, and whether its bytes are synced.
-pub type Numbered = (u32, LoggedEdit, bool);
-
-/// A record of the log.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum EditsLogRecord {
-    /// A process opened the log for writing.
-    Opened {
-        /// Its boot and its mount of the store's filesystem.
-        writer: Writer,
-    },
-    /// The limits from now on.
-    Bounds(Bounds),
-    /// Edits began.
-    Kept(Vec<(TreePath, LoggedEdit)>),
-    /// A file was renamed. The new path gets its edits, if it has none of its own.
-    Copied {
-        /// The old path.
-        from: TreePath,
-        /// The new one.
-        to: TreePath,
-    },
-    /// A directory was renamed. Every path below it changes.
-    Moved {
-        /// The old path.
-        from: TreePath,
-        /// The new one.
-        to: TreePath,
-    },
-    /// Two directories were exchanged.
-    Exchanged {
-        /// The path of one.
-        a: TreePath,
-        /// The path of the other.
-        b: TreePath,
-    },
-    /// An undo or a redo went to an edit of a path, or back to the content before the first
-    /// undo.
-    At {
-        /// The path.
-        path: TreePath,
-        /// The number of the edit; `None` for the content before the first undo.
-        number: Option<u32>,
-    },
-    /// The bytes of an edit are stored elsewhere from now on.
-    Remapped {
-        /// The path.
-        path: TreePath,
-        /// The number of the edit.
-        number: u32,
-        /// Where its bytes are stored.
-        extents: Vec<(ByteRange, Source)>,
-    },
-    /// The edits of a path up to this number were dropped.
-    Dropped {
-        /// The path.
-        path: TreePath,
-        /// The newest of them.
-        upto: u32,
-    },
-    /// The pool bytes of this many of the first records survive a power cut.
-    SyncedTo(u64),
-    /// All edits of a path, in a rewritten log.
-    List {
-        /// The path.
-        path: TreePath,
-        /// The number of its next edit.
-        next: u32,
-        /// The edit that an undo went to.
-        at: Option<u32>,
-        /// The edits, oldest first.
-        edits: Vec<Numbered>,
-    },
-    /// A sync failed. An edit that no `SyncedTo` covers is invalid, as after a power cut.
-    SyncFailed,
-    /// The content of each edit was compared with that of the next one, and the newest of a path
-    /// with the file. Equal bytes are stored once.
-    Compared {
-        /// The paths of which this is not known.
-        except: Vec<TreePath>,
-    },
-}
-
-impl EditsLogRecord {
-    /// The number of edits in the list of a path.
-    fn edits(&self) -> u64 {
-        if let EditsLogRecord::List { edits, .. } = self { edits.len() as u64 } else { 0 }
-    }
-}
 
 /// Takes the records of a log while it is read, so that no record is decoded twice, and the records
 /// of a long log are not in memory together.
@@ -718,7 +540,8 @@ impl EditsLog {
             let dir = self.dir()?;
             dir.remove(&format!("{}{NEW}", self.head))?;
             dir.remove(&self.head)?;
-            return Ok(self.store.durable.then_some(LogSync { file: None, dir }));
+            let state = (self.rewrites, self.count());
+            return Ok(self.store.durable.then_some(LogSync { file: None, dir, state }));
         }
         if self.synced || !self.store.durable {
             return Ok(None);
@@ -730,8 +553,7 @@ impl EditsLog {
             Standing::Untouched(..) => Arc::new(dir.file(&self.head, false)?),
             Standing::Stale | Standing::Failed => return Ok(None),
         };
-        self.synced = true;
-        Ok(Some(LogSync { file: Some(file), dir }))
+        Ok(Some(LogSync { file: Some(file), dir, state: (self.rewrites, self.count()) }))
     }
 
     /// Syncs the log that an earlier process wrote under this boot, and may never have synced.
@@ -744,14 +566,16 @@ impl EditsLog {
         }
         let dir = self.dir()?;
         let file = Some(Arc::new(dir.file(&self.head, false)?));
-        LogSync { file, dir }.sync()?;
-        self.synced = true;
+        let work = LogSync { file, dir, state: (self.rewrites, self.count()) };
+        work.sync()?;
+        self.secured(&work);
         Ok(())
     }
 
-    /// Notes that the sync of [`EditsLog::begin_secure`] failed.
-    pub fn secure_failed(&mut self) {
-        self.synced = false;
+    /// Notes that the sync of [`EditsLog::begin_secure`] succeeded. Before that the log must not
+    /// count as synced, because another thread may be about to free content.
+    pub fn secured(&mut self, work: &LogSync) {
+        self.synced |= work.file.is_some() && work.state == (self.rewrites, self.count());
     }
 }
 
@@ -760,6 +584,8 @@ pub struct LogSync {
     /// The log; `None` if it was removed.
     file: Option<Arc<File>>,
     dir: StoreDir,
+    /// The rewrites and the records of the log.
+    state: (u64, u64),
 }
 
 impl LogSync {
@@ -772,5 +598,88 @@ impl LogSync {
             disk::sync(file).attempt(|| "sync the edit history")?;
         }
         self.dir.sync()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::StoreOptions;
+    use crate::types::TreePath;
+
+    /// The records of a log.
+    #[derive(Default)]
+    struct All(Vec<EditsLogRecord>);
+
+    impl Replay for All {
+        fn replay(&mut self, record: EditsLogRecord, _: u64) {
+            if !matches!(record, EditsLogRecord::Opened { .. }) {
+                self.0.push(record);
+            }
+        }
+    }
+
+    fn dropped(upto: u32) -> EditsLogRecord {
+        EditsLogRecord::Dropped { path: TreePath::parse(b"a").unwrap(), upto }
+    }
+
+    fn append(log: &mut EditsLog, upto: u32) {
+        assert!(!log.append(&dropped(upto), Vec::new));
+    }
+
+    /// A log with the records 1 and 2.
+    fn log() -> (tempfile::TempDir, Arc<Store>, EditsLog) {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::create(&dir.path().join("s"), b"/base", (1, 2), StoreOptions::default());
+        let store = Arc::new(store.unwrap());
+        let (mut log, _) = EditsLog::open::<All>(&store, "main");
+        append(&mut log, 1);
+        append(&mut log, 2);
+        (dir, store, log)
+    }
+
+    fn recorded(store: &Arc<Store>) -> Vec<EditsLogRecord> {
+        EditsLog::open::<All>(store, "main").1.replayed.0
+    }
+
+    fn is_left(store: &Store) -> bool {
+        !store
+            .dir
+            .dir(DIR)
+            .unwrap()
+            .list(|name| name.ends_with(".new").then_some(()))
+            .unwrap()
+            .is_empty()
+    }
+
+    #[test]
+    fn a_new_log_takes_the_place_of_the_old_one_if_no_record_was_appended_since() {
+        let (_dir, store, mut log) = log();
+        let rewrite = log.begin_rewrite().unwrap();
+        assert!(log.begin_rewrite().is_none(), "one at a time");
+        let new = rewrite.write(vec![dropped(2)]).unwrap();
+        assert_eq!(recorded(&store), [dropped(1), dropped(2)], "the old one is still there");
+        assert!(log.publish(new));
+        assert_eq!(log.count(), 2, "Opened is the first");
+        append(&mut log, 3);
+        assert_eq!(recorded(&store), [dropped(2), dropped(3)]);
+        assert!(!is_left(&store));
+        assert!(log.begin_rewrite().is_some());
+    }
+
+    #[test]
+    fn a_new_log_is_dropped_if_a_record_was_appended_since_or_another_was_written_at_once() {
+        let (_dir, store, mut log) = log();
+        let new = log.begin_rewrite().unwrap().write(vec![dropped(2)]).unwrap();
+        append(&mut log, 3);
+        assert!(!log.publish(new));
+        assert_eq!(recorded(&store), [dropped(1), dropped(2), dropped(3)]);
+        let new = log.begin_rewrite().unwrap().write(vec![dropped(3)]).unwrap();
+        // It has as many records as the log before.
+        assert!(log.rewrite(vec![dropped(4), dropped(5), dropped(6)]));
+        assert!(!log.publish(new));
+        append(&mut log, 7);
+        assert_eq!(recorded(&store), [4, 5, 6, 7].map(dropped));
+        assert!(!is_left(&store));
     }
 }

@@ -493,6 +493,21 @@ mod tests {
     }
 
     #[test]
+    fn a_snapshot_keeps_the_edits_of_its_moment() {
+        let mut histories = replayed(&[kept("a", 0), kept("b", 10)]);
+        let snapshot = histories.snapshot();
+        let contents: Vec<_> = histories.contents().collect();
+        let changes = [kept("c", 20), EditsLogRecord::Dropped { path: path("a"), upto: 1 }];
+        changes.into_iter().zip(2..).for_each(|(record, at)| histories.replay(record, at));
+        let extents = vec![(ByteRange::at(0, 10), Source::Pool { layer: LayerId(1), offset: 50 })];
+        let remapped = EditsLogRecord::Remapped { path: path("b"), number: 1, extents };
+        histories.replay(remapped, 4);
+        assert_eq!(snapshot.contents().collect::<Vec<_>>(), contents);
+        assert_eq!(claims(&histories).1, ["b-", "c-"]);
+        assert_ne!(histories.contents().next(), contents.get(1).cloned());
+    }
+
+    #[test]
     fn an_edit_is_compared_again_when_an_undo_has_left_it() {
         let at = |number| EditsLogRecord::At { path: path("a"), number };
         let log = [kept("a", 0), kept("a", 10), kept("a", 20), at(Some(1)), compared(&[])];

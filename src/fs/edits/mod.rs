@@ -61,7 +61,7 @@ pub const MAX_EXTENTS: usize = 4096;
 const PRUNE_ACTIVE: usize = 4096;
 
 /// A position in the log. A rewrite of the log makes it invalid.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) struct LogMark {
     rewrites: u64,
     count: u64,

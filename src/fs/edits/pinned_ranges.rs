@@ -14,7 +14,7 @@ pub(super) struct PinnedRanges {
     ranges: BTreeMap<u64, u64>,
     /// Edits were dropped to make space, so some ranges may be pinned for nothing.
     is_loose: bool,
-    /// The ranges stay, whatever edits are dropped.
+    /// The ranges of this layer stay pinned, whatever edits are dropped.
     is_fixed: bool,
     /// How many times ranges were unpinned.
     unpinned: u64,
@@ -49,7 +49,7 @@ impl PinnedRanges {
         self.is_loose && !self.is_fixed
     }
 
-    /// How many times ranges were unpinned. Since then, a write may have changed them in place.
+    /// How many times ranges were unpinned. A write may change the bytes of such a range in place.
     pub(super) fn unpinned(&self) -> u64 {
         self.unpinned
     }

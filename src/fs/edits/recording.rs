@@ -164,7 +164,7 @@ impl Core {
         self.edits.as_ref()?.pinned.first(layer, part)
     }
 
-    /// How many times ranges were unpinned. Since then, a write may have changed them in place.
+    /// How many times ranges were unpinned. A write may change the bytes of such a range in place.
     pub(in crate::fs) fn unpinned(&self) -> u64 {
         self.edits.as_ref().map_or(0, |history| history.pinned.unpinned())
     }

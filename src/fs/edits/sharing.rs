@@ -17,7 +17,7 @@ use super::compare::equal_runs;
 use super::content::{cost_with, pool_bytes, unshared_bytes};
 use super::histories::Histories;
 use super::path_history::Entry;
-use super::{EditHistory, QUIET, pinned_ranges, since};
+use super::{EditHistory, LogMark, QUIET, pinned_ranges, since};
 use crate::error::FsResult;
 use crate::fs::merged::answers;
 use crate::fs::{Core, Found, Fs};
@@ -145,8 +145,8 @@ impl Fs {
             let mut core = self.core();
             let is_dropped = core.drop_all_pending();
             let Some(history) = &mut core.edits else { return false };
-            history.pinned.note_dropped();
             if is_dropped {
+                history.pinned.note_dropped();
                 return true;
             }
             (history.by_path.clone(), history.cost)
@@ -156,25 +156,30 @@ impl Fs {
         }
         log::warn!("the disk is full: dropping older edits of files");
         self.drop_chosen(&by_path, if all < SOME_GARBAGE { all } else { all / 2 });
+        self.core().edits.iter_mut().for_each(|history| history.pinned.note_dropped());
         true
     }
 
     /// After edits were dropped to make space, unpins what only they pinned, so that writes go
-    /// there in place. Returns the bytes. `kept` are contents of edits of which the log may still
-    /// have a record. The caller holds [`Fs::exclusive`], so no reader has a dropped edit.
-    pub(in crate::fs) fn unpin_dropped_edits(&self, kept: &[Arc<Content>]) -> u64 {
+    /// there in place. Returns the bytes. The log is synced up to the mark: if it has more records,
+    /// nothing is unpinned, because a power cut could bring dropped edits back. The caller holds
+    /// [`Fs::exclusive`], so no reader has a dropped edit.
+    pub(in crate::fs) fn unpin_dropped_edits(&self, synced: Option<LogMark>) -> u64 {
         let mut core = self.core();
         let layer = core.upper.layer();
-        let Core { edits: Some(history), state, .. } = &mut *core else { return 0 };
-        if !history.pinned.is_loose() {
+        let Core { edits: Some(history), state, held, .. } = &mut *core else { return 0 };
+        if !history.pinned.is_loose() || synced != Some(history.log_mark()) {
             return 0;
         }
-        let contents: Vec<Arc<Content>> = history.contents().chain(kept.iter().cloned()).collect();
-        let extents = contents.iter().flat_map(|content| &content.extents);
-        let extents = extents.map(|(range, source)| (*source, range.len()));
+        let contents: Vec<Arc<Content>> = history.contents().collect();
+        let edited = contents.iter().flat_map(|content| &content.extents);
+        let edited = edited.map(|(range, source)| (*source, range.len()));
+        // A file that was undone can share its bytes with a removed one that is still open.
+        let orphans = held.orphans().tree().all_extents();
+        let orphans = orphans.map(|(_, extent)| (extent.source, extent.len));
         let shared = pinned_ranges::shared(&state.tree, layer).into_iter();
         let shared = shared.map(|range| (Source::Pool { layer, offset: range.start }, range.len()));
-        history.pinned.keep_only(extents.chain(shared))
+        history.pinned.keep_only(edited.chain(orphans).chain(shared))
     }
 
     /// The edits of a path, and the present file, whose bytes are pinned.

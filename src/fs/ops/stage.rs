@@ -48,7 +48,8 @@ struct PartWrite {
 }
 
 /// A version of the bytes beside the parts. A change of the file can map others there, or end the
-/// file before them. They are overwritten in place only after they were unpinned.
+/// file before them. No byte beside a part may be overwritten in place when the stage is begun
+/// (`Core::fill_start`). That can change only when addresses are unpinned.
 #[derive(PartialEq)]
 struct Around {
     segments: Vec<Segment>,

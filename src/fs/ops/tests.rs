@@ -309,6 +309,31 @@ fn changes_of_attributes_and_of_other_blocks_do_not_make_a_write_begin_again() {
     assert_eq!(stages_of_a_write(other), 1, "the rest of the block is in place then");
 }
 
+/// The edit history pins a part of an extent; the rest of it is still written in place.
+#[test]
+fn a_write_in_place_beside_pinned_bytes_of_the_same_extent_stays() {
+    let place = Place::new();
+    place.fs.open_edits("main");
+    let file = place.fs.mknod(place.dir, &name("file"), 0o644, 0, 0, CALLER).unwrap().id;
+    place.fs.write(file, 0, &[b'a'; 1000], false).unwrap();
+    let soon = crate::sys::clock::now();
+    let later = crate::types::Timestamp { secs: soon.secs + 2, ..soon };
+    place.fs.set_edit_clock(Box::new(move || later));
+    // Begins an edit, which pins the first 1,000 bytes.
+    place.fs.write(file, 1000, &[b'b'; 500], false).unwrap();
+    for (at, beside) in [(2000, 1200), (600, 1000)] {
+        let fs = Arc::clone(&place.fs);
+        hook::set(When::AfterStore, move || fs.write(file, beside, &[b'c'; 100], false).unwrap());
+        place.fs.write(file, at, &[b'd'; 100], false).unwrap();
+        assert!(!hook::clear(), "the write at {at} goes to fresh addresses");
+    }
+    let mut wanted = [&[b'a'; 1000][..], &[b'b'; 500], &[0; 500], &[b'd'; 100]].concat();
+    wanted[600..700].fill(b'd');
+    wanted[1000..1100].fill(b'c');
+    wanted[1200..1300].fill(b'c');
+    assert!(read(&place.fs, file) == wanted);
+}
+
 #[test]
 fn a_write_in_place_and_to_fresh_addresses_is_the_last_where_it_is_recorded_last() {
     let place = Place::new();

@@ -26,7 +26,7 @@ use crate::fs::{Core, Need};
 use crate::store::Store;
 use crate::store::content::pool::{BLOCK, PoolWriter, block_ceil, block_floor};
 use crate::sys::lock::allow_waits;
-use crate::tree::{Edit, Extent, Source};
+use crate::tree::{Edit, Source};
 use crate::types::{ByteRange, LayerId, NodeId};
 
 /// Where the bytes of a write come from and go to.
@@ -149,7 +149,7 @@ impl<'a> Write<'a> {
         ByteRange::at(self.offset, self.bytes.len() as u64)
     }
 
-    /// Writes the fresh parts to the pool. The caller holds no lock.
+    /// Writes the fresh parts to the pool. The caller does not hold the core lock.
     pub(super) fn store(&mut self) {
         let Some((_, stage)) = &mut self.waiting else { return };
         #[cfg(test)]
@@ -335,6 +335,17 @@ impl Core {
         }
     }
 
+    /// The parts of a range of a file that may be overwritten in place, in order.
+    fn overwritable(&self, file: Writable, range: ByteRange) -> Vec<ByteRange> {
+        let size = self.tree_of(file).size(file.key);
+        let range = ByteRange { end: range.end.min(size), ..range };
+        if range.start >= range.end {
+            return Vec::new();
+        }
+        let runs = self.cut_into_runs(file, range, size);
+        runs.in_place.into_iter().map(|(part, _)| part).collect()
+    }
+
     /// Widens a fresh run of the write `of` to whole blocks. Excluded are bytes that may be written
     /// in place, and bytes that an adjacent run of the same write covers. `size` is the size of the
     /// file after the write.
@@ -359,53 +370,14 @@ impl Core {
     /// Where the block of the first byte of `part` begins, or where bytes that may be written in
     /// place end before it.
     fn fill_start(&self, file: Writable, part: ByteRange) -> u64 {
-        let first = block_floor(part.start);
-        let mut at = part.start;
-        while let Some((start, extent)) = self.tree_of(file).extent_before(file.key, at) {
-            let end = start + extent.len;
-            if end <= first {
-                break;
-            }
-            let before = ByteRange { start: start.max(first), end: end.min(part.start) };
-            if self.may_overwrite(file, before) {
-                return before.end;
-            }
-            at = start;
-        }
-        first
+        let before = ByteRange { start: block_floor(part.start), end: part.start };
+        self.overwritable(file, before).last().map_or(before.start, |range| range.end)
     }
 
     /// Where the block of the last byte of `part` ends, at most at `end`, or where bytes that may
     /// be written in place begin after it.
     fn fill_end(&self, file: Writable, part: ByteRange, end: u64) -> u64 {
-        let mut at = part.end;
-        while at < end {
-            match self.tree_of(file).extent_at(file.key, at) {
-                Some((start, extent)) => {
-                    let extent_end = start + extent.len;
-                    let after = ByteRange { start: at, end: extent_end.min(end) };
-                    if self.may_overwrite(file, after) {
-                        return at;
-                    }
-                    at = extent_end;
-                }
-                None => at = self.tree_of(file).next_data(file.key, at).unwrap_or(end),
-            }
-        }
-        end
-    }
-
-    /// Whether bytes of a file, which are of one extent, may be overwritten in place.
-    fn may_overwrite(&self, file: Writable, part: ByteRange) -> bool {
-        let layer = self.layer_of(file);
-        match self.tree_of(file).extent_at(file.key, part.start) {
-            Some((start, Extent { source: Source::Pool { layer: owner, offset }, .. }))
-                if owner == layer =>
-            {
-                let at = ByteRange::at(offset + (part.start - start), part.len());
-                self.first_pinned(layer, at).is_none()
-            }
-            _ => false,
-        }
+        let behind = ByteRange { start: part.end, end };
+        self.overwritable(file, behind).first().map_or(end, |range| range.start)
     }
 }

@@ -6,8 +6,8 @@
 //! can be punched, after the records that dropped it are synced and the reads under way have ended.
 //! An operation that itself frees space may also use the store's reserve.
 //!
-//! The edit history is dropped last. Writes to bytes that only a dropped edit had pinned then go in
-//! place, which takes no space.
+//! If all that is not enough, the operation drops edits of the edit history. Writes to bytes that
+//! only a dropped edit had pinned then go in place, which takes no space.
 
 use std::cell::Cell;
 
@@ -149,10 +149,11 @@ impl Fs {
 
     fn punch_unused(&self) -> Option<u64> {
         let live = self.live_set();
-        if self.sync().is_err()
-            || self.store.with_reserve(|| self.secure_edits()).is_err()
-            || !self.store.wait_for_read_epochs()
-        {
+        if self.sync().is_err() {
+            return None;
+        }
+        let mark = self.store.with_reserve(|| self.secure_edits_to()).ok()?;
+        if !self.store.wait_for_read_epochs() {
             return None;
         }
         let mut ranges = LiveRanges::default();
@@ -167,7 +168,6 @@ impl Fs {
         let unused = self.store.unused(live.upper, &ranges).ok()?;
         let bytes = self.store.punch_pool(live.upper, &unused).ok()?;
         self.measure_store();
-        // The log is synced, so it does not name the edits again that were dropped before.
-        Some(bytes + self.unpin_dropped_edits(&live.edits))
+        Some(bytes + self.unpin_dropped_edits(mark))
     }
 }

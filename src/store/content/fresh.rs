@@ -1,7 +1,7 @@
 //! Writes to addresses of a pool to which no record refers yet.
 //!
 //! Addresses are *fresh* from their allocation until a record refers to them or the write is
-//! dropped. No reader can find them, so a thread writes to them without the lock of the head,
+//! dropped. No reader can find them, so a thread can write to them without the lock of the head,
 //! however long the disk takes.
 //!
 //! Always true:
@@ -113,7 +113,7 @@ impl FreshWrite {
         Arc::ptr_eq(&self.pool, pool)
     }
 
-    /// Writes the parts one behind the other. The caller holds no lock.
+    /// Writes the parts one behind the other.
     ///
     /// # Errors
     /// As pwrite(2); ESTALE if the pool is sealed. Then no record can refer to the addresses.

@@ -144,13 +144,15 @@ impl PoolWriter {
     /// Allocates addresses as [`PoolWriter::allocate`] does, for a write without the lock of the
     /// head. [`PoolWriter::note_written`] follows, before a record refers to them.
     pub fn allocate_fresh(&mut self, ino: Ino, range: ByteRange, growing: bool) -> FreshWrite {
-        let at = self.allocate(ino, range, growing);
-        self.fresh.add(&self.file, ByteRange::at(at, range.len()), growing.then_some(ino))
+        let at = ByteRange::at(self.allocate(ino, range, growing), range.len());
+        // Also a write that does not grow the file can be in its window.
+        let is_in_window = self.windows.get(&ino).is_some_and(|w| w.pool_next == at.end);
+        self.fresh.add(&self.file, at, is_in_window.then_some(ino))
     }
 
-    /// Frees the blocks of fresh addresses to which no record refers. Returns whether all are free:
-    /// a later write can have gone on in the last block, which then stays. So does the first block
-    /// if other addresses share it.
+    /// Frees the blocks of fresh addresses to which no record refers. The first block stays if
+    /// other addresses share it. Returns whether the others are free: a later write of the file can
+    /// have gone on in the last block, which then stays.
     pub fn release_fresh(&mut self, write: FreshWrite) -> bool {
         let addresses = write.addresses();
         let goes_on = match write.window() {
@@ -351,7 +353,18 @@ mod tests {
         let second = block_ceil(dropped.addresses().start);
         assert!(pool.release_fresh(dropped));
         assert_eq!(data(&pool).last().unwrap().end, second, "the first block is shared");
-        let after = write(&mut pool, 30_500, 10);
+        // A write in the window that ends before the end of the file.
+        let window = write(&mut pool, 30_500, 100).addresses();
+        assert_eq!(window.start % BLOCK, 0);
+        let first = pool.allocate_fresh(Ino(1), ByteRange::at(30_600, 3000), true).addresses();
+        let inside = pool.allocate_fresh(Ino(1), ByteRange::at(33_600, 500), false);
+        assert_eq!(inside.addresses().start, first.end);
+        let next = write(&mut pool, 34_100, 10).addresses();
+        assert_eq!(next.start, inside.addresses().end);
+        assert!(!pool.release_fresh(inside), "the next write went on in the last block");
+        assert!(data(&pool).last().unwrap().end >= next.end);
+        pool.close_window(Ino(1));
+        let after = write(&mut pool, 40_000, 10);
         assert!(after.addresses().start.is_multiple_of(BLOCK), "no write goes on there");
         assert!(pool.release_fresh(after));
     }

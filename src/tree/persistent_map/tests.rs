@@ -176,3 +176,22 @@ fn the_cost_of_a_diff_is_in_proportion_to_the_difference() {
     let touched = (200 + 4 * CAPACITY) * 2;
     assert!(compared.get() <= touched, "{} values compared for 202 that differ", compared.get());
 }
+
+#[test]
+fn a_change_of_all_entries_leaves_a_clone_as_it_is() {
+    let mut map: PersistentMap<u16, u16> = PersistentMap::default();
+    map.change_all(|_, _| panic!("there is no entry"));
+    for key in 0..1000 {
+        map.insert(key, key);
+    }
+    let clone = map.clone();
+    let mut keys = Vec::new();
+    map.change_all(|key, value| {
+        keys.push(*key);
+        *value += 1;
+    });
+    assert!(keys.iter().copied().eq(0..1000), "in order, each once");
+    assert!(map.iter().all(|(key, value)| *value == key + 1));
+    assert!(clone.iter().all(|(key, value)| value == key));
+    assert_eq!(map.verify(), Ok(()));
+}

@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use super::content::{push_extent, same_bytes, state_of};
 use super::path_history::{Entry, PathHistory};
-use super::{Clock, EditHistory, pinned_ranges};
+use super::{Clock, EditHistory, LogMark, pinned_ranges};
 use crate::error::{FsError, FsResult};
 use crate::fs::merged::answers;
 use crate::fs::{Core, DataRanges, Found, Fs, Invalidations, Need, State};
@@ -180,16 +180,24 @@ impl Fs {
     /// # Errors
     /// The sync failed. Then nothing may be freed.
     pub fn secure_edits(&self) -> crate::error::Result<()> {
-        let Some(work) =
-            self.core().edits.as_mut().map(EditHistory::begin_secure).transpose()?.flatten()
-        else {
-            return Ok(());
+        self.secure_edits_to().map(|_| ())
+    }
+
+    /// As [`Fs::secure_edits`]. Returns up to where the log is synced, if there is one.
+    ///
+    /// # Errors
+    /// As [`Fs::secure_edits`].
+    pub(in crate::fs) fn secure_edits_to(&self) -> crate::error::Result<Option<LogMark>> {
+        let (work, mark) = {
+            let mut core = self.core();
+            let Some(history) = &mut core.edits else { return Ok(None) };
+            (history.begin_secure()?, history.log_mark())
         };
-        work.sync().inspect_err(|_| {
-            if let Some(history) = &mut self.core().edits {
-                history.log.secure_failed();
-            }
-        })
+        if let Some(work) = work {
+            work.sync()?;
+            self.core().edits.iter_mut().for_each(|history| history.log.secured(&work));
+        }
+        Ok(Some(mark))
     }
 
     /// Drops the edits that refer to the base before an epoch, because its pre-images were dropped.

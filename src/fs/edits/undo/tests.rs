@@ -159,6 +159,29 @@ fn bytes_of_edits_that_were_dropped_for_space_are_overwritten_in_place_again() {
 }
 
 #[test]
+fn bytes_of_a_removed_file_that_is_still_open_stay_pinned_when_edits_are_dropped() {
+    let place = Place::new();
+    let text = "0123456789abcdef".repeat(512);
+    place.put(&text);
+    place.fs.unlink(NodeId::ROOT, &Name::new(b"a").unwrap()).unwrap();
+    // The file comes back with the bytes of the removed one, which is held.
+    place.fs.step(&path(), Step::Undo(1)).unwrap_or_else(|_| panic!("not undone"));
+    let layer = place.fs.upper_layer();
+    let ino = place.fs.lookup(NodeId::ROOT, &Name::new(b"a").unwrap()).unwrap().attr.ino;
+    let (_, extent) = place.fs.core().tree.extents(ino).next().unwrap();
+    let Source::Pool { offset, .. } = extent.source else { panic!("{extent:?}") };
+    while place.fs.drop_edits_for_space() {}
+    place.fs.reclaim.note_garbage();
+    place.fs.reclaim_unused().unwrap();
+    let part = ByteRange::at(offset, 8192);
+    assert_eq!(place.fs.core().first_pinned(layer, part), Some(part));
+    let id = place.fs.lookup(NodeId::ROOT, &Name::new(b"a").unwrap()).unwrap().id;
+    place.fs.write(id, 0, b"written", false).unwrap();
+    let held = place.fs.read(place.file, 0, 8192).unwrap().read(false).unwrap().unwrap();
+    assert!(held == text.as_bytes());
+}
+
+#[test]
 fn bytes_that_a_file_refers_to_twice_are_not_overwritten_in_place() {
     let place = Place::new();
     place.put(&"0123456789abcdef".repeat(512));

@@ -69,7 +69,7 @@ impl Target {
         let (end, mut is_ending) = (Instant::now() + ENDING_LIMIT, false);
         loop {
             let target = match control::connect(&found.store) {
-                // It accepts no more connections.
+                // A daemon that ends accepts no more connections.
                 Err(_) if is_ending && Instant::now() < end => {
                     thread::sleep(PAUSE);
                     continue;

@@ -32,15 +32,18 @@ use crate::store::io::log::{self, FRAME_HEAD, Log};
 use crate::store::layer::Trust;
 use crate::tree::Source;
 use crate::types::ByteRange;
-pub use record::{Bounds, Content, EditsLogRecord, How, LoggedEdit, Numbered};
+pub use record::{Bounds, Content, EditsLogRecord, How, LoggedEdit};
 
 const DIR: &str = "history";
-/// How the name of a new log ends that takes the place of the old one at once,
+/// How the name of a new log ends that takes the place of the old one at once.
 const NEW: &str = ".new";
-/// and of one that is written while records are appended to the old one.
-const NEXT: &str = ".next.new";
+/// How the name of a new log ends that is written while records are appended to the old one. No
+/// head has a name that ends with `.new`, so two heads never write to the same file.
+const NEXT: &str = ".new.new";
 /// How the names of the files of a head end: the log, new ones, and one that could not be read.
 const ENDS: [&str; 4] = ["", NEW, NEXT, ".bad"];
+/// After so many rewrites that were dropped, the next one is done at once.
+const MOST_REFUSED: u32 = 3;
 /// A log of fewer bytes is never rewritten.
 const SMALL_LOG: u64 = 128 << 10;
 
@@ -259,6 +262,8 @@ pub struct EditsLog {
     rewrites: u64,
     /// The rewrite that is under way while records are appended.
     under_way: Weak<()>,
+    /// How many such rewrites in a row were dropped.
+    refused: u32,
 }
 
 /// A log of a head that is to be written. It takes no lock.
@@ -267,6 +272,8 @@ pub struct LogRewrite {
     head: String,
     /// The name of the new file.
     name: String,
+    /// Whether records are appended to the old log meanwhile.
+    is_beside: bool,
     /// Bytes of the present log.
     len: u64,
     rewritten: Rewritten,
@@ -286,34 +293,54 @@ pub struct NewLog {
 }
 
 impl LogRewrite {
-    /// Whether a rewrite would make the log much shorter, if there are so many edits.
+    /// Whether a rewrite would make the log much shorter. `edits` returns how many edits there are.
     ///
     /// The length after the last rewrite is the measure, also that of an earlier process, because
     /// records differ much in length. If most edits of that time were dropped, it counts in part.
-    pub fn pays(&self, edits: u64) -> bool {
+    pub fn pays(&self, edits: impl FnOnce() -> u64) -> bool {
+        if self.len <= SMALL_LOG {
+            return false;
+        }
         let Rewritten { len, edits: then, .. } = self.rewritten;
-        let described = len.saturating_mul(edits.min(then)).checked_div(then).unwrap_or(0);
+        let described = len.saturating_mul(edits().min(then)).checked_div(then).unwrap_or(0);
         self.len > described.saturating_mul(2).saturating_add(SMALL_LOG)
     }
 
     /// Writes the new log with these records.
     ///
     /// # Errors
-    /// As unlink(2), open(2) and pwrite(2).
+    /// As unlink(2), open(2), pwrite(2) and fdatasync(2).
     pub fn write(self, all: Vec<EditsLogRecord>) -> Result<NewLog> {
         let dir = self.store.dir.make_dir(DIR)?;
+        dir.remove(&self.name)?;
+        let written = self.write_in(&dir, all);
+        if written.is_err() {
+            // The disk may be full. The next rewrite removes the file too.
+            drop(dir.remove(&self.name));
+        }
+        let (log, rewritten) = written?;
         let LogRewrite { name, state, under_way: _under_way, .. } = self;
-        dir.remove(&name)?;
-        let file = Arc::new(dir.file(&name, true)?);
+        Ok(NewLog { log, name, rewritten, state, _under_way })
+    }
+
+    fn write_in(
+        &self,
+        dir: &StoreDir,
+        all: Vec<EditsLogRecord>,
+    ) -> Result<(Log<EditsLogRecord>, Rewritten)> {
+        let file = Arc::new(dir.file(&self.name, true)?);
         let count = all.len() as u64 + 1;
         let edits = all.iter().map(EditsLogRecord::edits).sum();
         let opened = EditsLogRecord::Opened { writer: self.store.trust.writer };
         let bytes = log::frames(std::iter::once(opened).chain(all))?;
-        disk::write_at(&file, &bytes, 0).attempt(|| format!("write {}", dir.show(&name)))?;
+        disk::write_at(&file, &bytes, 0).attempt(|| format!("write {}", dir.show(&self.name)))?;
+        if self.is_beside && self.store.durable {
+            // A power cut after the rename must not lose edits that were safe before.
+            disk::sync(&file).attempt(|| format!("sync {}", dir.show(&self.name)))?;
+        }
         let len = bytes.len() as u64;
         let log = Log::append_to(file, dir.show(&self.head), len, count)?;
-        let rewritten = Rewritten { len, edits, has_ended: true };
-        Ok(NewLog { log, name, rewritten, state, _under_way })
+        Ok((log, Rewritten { len, edits, has_ended: true }))
     }
 }
 
@@ -329,6 +356,7 @@ impl EditsLog {
             rewritten: Rewritten::default(),
             rewrites: 0,
             under_way: Weak::new(),
+            refused: 0,
         };
         match log.read() {
             Ok(recorded) => (log, recorded),
@@ -415,6 +443,7 @@ impl EditsLog {
             store: Arc::clone(&self.store),
             head: self.head.clone(),
             name: format!("{}{end}", self.head),
+            is_beside: end == NEXT,
             len: self.len(),
             rewritten: self.rewritten,
             state: (self.rewrites, self.count()),
@@ -422,18 +451,27 @@ impl EditsLog {
         }
     }
 
-    /// Puts a new log in the place of the present one, if no record was appended since it was
-    /// begun. Returns whether it was; the records then have new numbers.
+    /// Puts a new log in the place of the present one. Drops the new log if a record was appended,
+    /// or the log was rewritten, since [`EditsLog::begin_rewrite`]. Returns whether the log was
+    /// replaced; its records then have new numbers.
     pub fn publish(&mut self, new: NewLog) -> bool {
         let published = if new.state == (self.rewrites, self.count()) {
             self.try_publish(new).map(|()| true)
         } else {
             self.dir().and_then(|dir| dir.remove(&new.name)).map(|()| false)
         };
-        published.unwrap_or_else(|error| {
-            ::log::warn!("{error}; the log of the edit history stays as long as it is");
+        let is_published = published.unwrap_or_else(|error| {
+            ::log::debug!("{error}; the log of the edit history stays as long as it is");
             false
-        })
+        });
+        self.refused = if is_published { 0 } else { self.refused + 1 };
+        is_published
+    }
+
+    /// Whether the log must be rewritten at once: it could not be written, or records were appended
+    /// during each of the last rewrites.
+    pub fn must_rewrite(&self) -> bool {
+        self.has_failed() || self.refused >= MOST_REFUSED
     }
 
     fn try_publish(&mut self, new: NewLog) -> Result<()> {
@@ -442,6 +480,7 @@ impl EditsLog {
             .attempt(|| format!("publish {}", dir.show(&self.head)))?;
         self.rewritten = new.rewritten;
         self.rewrites += 1;
+        self.refused = 0;
         self.synced = false;
         self.standing = Standing::Open(new.log);
         Ok(())
@@ -681,5 +720,15 @@ mod tests {
         append(&mut log, 7);
         assert_eq!(recorded(&store), [4, 5, 6, 7].map(dropped));
         assert!(!is_left(&store));
+        assert!(log.rewrite([4, 5, 6, 7].map(dropped).into()));
+        for upto in 8..8 + MOST_REFUSED {
+            assert!(!log.must_rewrite());
+            let new = log.begin_rewrite().unwrap().write(Vec::new()).unwrap();
+            append(&mut log, upto);
+            assert!(!log.publish(new));
+        }
+        assert!(log.must_rewrite(), "a program appends all the time");
+        assert!(log.rewrite(vec![dropped(9)]));
+        assert!(!log.must_rewrite());
     }
 }

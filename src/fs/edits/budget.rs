@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use super::EditHistory;
 use super::by_path::ByPath;
-use super::path_history::PathHistory;
+use super::path_history::{Entry, PathHistory};
 use crate::store::edits_log::EditsLogRecord;
 use crate::types::{Name, TreePath};
 
@@ -117,10 +117,14 @@ impl EditHistory {
         (self.cost > most).then(|| self.cost - (most - most / 10))
     }
 
-    /// Drops edits: by path, all up to a number.
-    pub(super) fn drop_edits(&mut self, chosen: &[(TreePath, u32)]) {
-        for (path, upto) in chosen.iter().cloned() {
-            self.append(&EditsLogRecord::Dropped { path, upto });
+    /// Drops edits: by path, all up to a number. The serial is that of the edit with the number. If
+    /// another edit has the number by now, the path is left alone.
+    pub(super) fn drop_edits(&mut self, chosen: &[(TreePath, u32, u64)]) {
+        for (path, upto, serial) in chosen.iter().cloned() {
+            let is_it = |entry: &Entry| entry.number == upto && entry.serial == serial;
+            if self.by_path.get(&path).is_some_and(|list| list.entries.iter().any(is_it)) {
+                self.append(&EditsLogRecord::Dropped { path, upto });
+            }
         }
     }
 }

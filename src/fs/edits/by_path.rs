@@ -42,7 +42,7 @@ impl ByPath {
         self.0.get_mut(path).map(Arc::make_mut)
     }
 
-    /// As [`ByPath::get_mut`], for a path that may have no history yet.
+    /// Returns the history of a path, to change it. A path without one gets an empty one.
     pub(super) fn get_or_default(&mut self, path: &TreePath) -> Option<&mut PathHistory> {
         if !self.contains(path) {
             self.0.insert(path.clone(), Arc::default());

@@ -235,28 +235,33 @@ impl EditHistory {
 
 impl Fs {
     /// Rewrites the log of the edit history if much of it is obsolete, or if a write to it failed.
-    /// Programs go on meanwhile. If they begin an edit, the new log is dropped, and the next call
-    /// tries again.
+    /// Programs go on meanwhile. If their work appends a record, this call drops the new log. After
+    /// three such calls, the next one rewrites the log under the lock of the head.
     fn compact_edits_log(&self) {
         let (rewrite, histories) = {
             let mut core = self.core();
             let Some(history) = &mut core.edits else { return };
-            if history.log.has_failed() {
+            if history.log.must_rewrite() {
                 return history.rewrite_log();
             }
             let Some(rewrite) = history.log.begin_rewrite() else { return };
             (rewrite, history.histories.snapshot())
         };
-        if !rewrite.pays(histories.by_path.edits()) {
+        if !rewrite.pays(|| histories.by_path.edits()) {
             return;
         }
         let written = rewrite.write(histories.records());
-        // A clone makes each change of a history copy it.
+        // While a clone lives, each change of a history copies that history.
         drop(histories);
-        match (written, &mut self.core().edits) {
-            (Ok(new), Some(history)) => history.publish_log(new),
-            (Err(error), _) => log::warn!("{error}; the log stays as long as it is"),
-            (Ok(_), None) => {}
+        match written {
+            Ok(new) => {
+                if let Some(history) = &mut self.core().edits {
+                    history.publish_log(new);
+                }
+            }
+            Err(error) => {
+                log::debug!("{error}; the log of the edit history stays as long as it is")
+            }
         }
     }
 }

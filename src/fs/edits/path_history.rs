@@ -37,9 +37,9 @@ pub(super) struct PathHistory {
     pub(super) entries: VecDeque<Entry>,
     /// The edit that an undo went back to. The last entry is then the file before the first undo.
     pub(super) undone_to: Option<u32>,
-    /// Whether its edits are to be compared. Then the path is in [`Histories::queue`]. If an edit
-    /// of another path was not compared, it could not be read: it is tried again after the next
-    /// edit of the path, or by the next process.
+    /// Whether its edits are to be compared. Then the path is in the queue of the histories. If an
+    /// edit of another path was not compared, it could not be read: it is tried again after the
+    /// next edit of the path, or by the next process.
     pub(super) is_queued: bool,
 }
 

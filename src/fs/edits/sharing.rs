@@ -31,7 +31,7 @@ const MAX_COMPARED: u64 = 256 << 20;
 const MUCH_GARBAGE: u64 = 256 << 20;
 /// Garbage is reclaimed from this many bytes on while no file is edited.
 const SOME_GARBAGE: u64 = 1 << 20;
-/// Of how many paths edits are dropped under the lock of the head at once. Each takes about 3 us.
+/// [`Fs::drop_chosen`] drops the edits of this many paths each time it takes the lock of the head.
 const DROPPED_AT_ONCE: usize = 64;
 
 /// Whether maintenance is complete.
@@ -128,9 +128,15 @@ impl Fs {
         self.drop_chosen(&all.unwrap_or_default(), excess);
     }
 
-    /// Drops edits with a cost of at least `bytes`, of those that existed a moment ago.
+    /// Drops edits with a cost of at least `bytes`. `by_path` are the edits to choose from.
     fn drop_chosen(&self, by_path: &ByPath, bytes: u64) {
-        let chosen: Vec<_> = budget::choose(budget::costs(by_path), bytes).into_iter().collect();
+        let chosen = budget::choose(budget::costs(by_path), bytes);
+        let with_serial = |(path, upto): (TreePath, u32)| {
+            let entries = &by_path.get(&path)?.entries;
+            let serial = entries.iter().find(|entry| entry.number == upto)?.serial;
+            Some((path, upto, serial))
+        };
+        let chosen: Vec<_> = chosen.into_iter().filter_map(with_serial).collect();
         for some in chosen.chunks(DROPPED_AT_ONCE) {
             if let Some(history) = &mut self.core().edits {
                 history.drop_edits(some);
@@ -160,16 +166,21 @@ impl Fs {
         true
     }
 
-    /// After edits were dropped to make space, unpins what only they pinned, so that writes go
-    /// there in place. Returns the bytes. The log is synced up to the mark: if it has more records,
-    /// nothing is unpinned, because a power cut could bring dropped edits back. The caller holds
+    /// Unpins the bytes that only edits pinned which were dropped to make space. Writes to them
+    /// then go in place. Returns how many bytes it unpinned.
+    ///
+    /// The log is synced up to the mark. If it has more records, a power cut could bring dropped
+    /// edits back. Then this unpins nothing, and returns `None`. The caller holds
     /// [`Fs::exclusive`], so no reader has a dropped edit.
-    pub(in crate::fs) fn unpin_dropped_edits(&self, synced: Option<LogMark>) -> u64 {
+    pub(in crate::fs) fn unpin_dropped_edits(&self, synced: Option<LogMark>) -> Option<u64> {
         let mut core = self.core();
         let layer = core.upper.layer();
-        let Core { edits: Some(history), state, held, .. } = &mut *core else { return 0 };
-        if !history.pinned.is_loose() || synced != Some(history.log_mark()) {
-            return 0;
+        let Core { edits: Some(history), state, held, .. } = &mut *core else { return Some(0) };
+        if !history.pinned.is_loose() {
+            return Some(0);
+        }
+        if synced != Some(history.log_mark()) {
+            return None;
         }
         let contents: Vec<Arc<Content>> = history.contents().collect();
         let edited = contents.iter().flat_map(|content| &content.extents);
@@ -179,7 +190,7 @@ impl Fs {
         let orphans = orphans.map(|(_, extent)| (extent.source, extent.len));
         let shared = pinned_ranges::shared(&state.tree, layer).into_iter();
         let shared = shared.map(|range| (Source::Pool { layer, offset: range.start }, range.len()));
-        history.pinned.keep_only(edited.chain(orphans).chain(shared))
+        Some(history.pinned.keep_only(edited.chain(orphans).chain(shared)))
     }
 
     /// The edits of a path, and the present file, whose bytes are pinned.

@@ -48,8 +48,8 @@ struct PartWrite {
 }
 
 /// A version of the bytes beside the parts. A change of the file can map others there, or end the
-/// file before them. No byte beside a part may be overwritten in place when the stage is begun
-/// (`Core::fill_start`). That can change only when addresses are unpinned.
+/// file before them. `Core::fill_start` and `Core::fill_end` leave out bytes that a write could
+/// overwrite in place, so the others change only after their addresses are unpinned.
 #[derive(PartialEq)]
 struct Around {
     segments: Vec<Segment>,

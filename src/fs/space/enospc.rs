@@ -40,6 +40,8 @@ enum Reclaimed {
     NotNow,
 }
 
+/// How many times the log of the edit history is synced to unpin bytes.
+const MOST_SYNCS: usize = 4;
 /// How many times space is made for one operation.
 pub const MOST_TRIES: usize = 8;
 
@@ -168,6 +170,14 @@ impl Fs {
         let unused = self.store.unused(live.upper, &ranges).ok()?;
         let bytes = self.store.punch_pool(live.upper, &unused).ok()?;
         self.measure_store();
-        Some(bytes + self.unpin_dropped_edits(mark))
+        let mut mark = mark;
+        for _ in 0..MOST_SYNCS {
+            if let Some(unpinned) = self.unpin_dropped_edits(mark) {
+                return Some(bytes + unpinned);
+            }
+            mark = self.secure_edits_to().ok()?;
+        }
+        // Programs append records all the time. Without space, the operation fails.
+        (bytes > 0).then_some(bytes)
     }
 }

@@ -145,7 +145,7 @@ impl PoolWriter {
     /// head. [`PoolWriter::note_written`] follows, before a record refers to them.
     pub fn allocate_fresh(&mut self, ino: Ino, range: ByteRange, growing: bool) -> FreshWrite {
         let at = ByteRange::at(self.allocate(ino, range, growing), range.len());
-        // Also a write that does not grow the file can be in its window.
+        // A write that ends before the end of the file can be in the window of the file, too.
         let is_in_window = self.windows.get(&ino).is_some_and(|w| w.pool_next == at.end);
         self.fresh.add(&self.file, at, is_in_window.then_some(ino))
     }

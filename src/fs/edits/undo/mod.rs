@@ -304,8 +304,7 @@ impl EditHistory {
         self.histories.contents().chain(pending)
     }
 
-    /// The contents that [`EditHistory::contents`] has now. The function that is returned collects
-    /// them, without the lock of the head.
+    /// Returns a function that collects the contents as they are now. It needs no lock.
     pub(in crate::fs) fn contents_later(&self) -> impl FnOnce() -> Vec<Arc<Content>> + use<> {
         let (histories, pending) = (self.histories.snapshot(), self.pending.clone());
         move || {

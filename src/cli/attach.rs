@@ -6,17 +6,13 @@ use std::time::{Duration, Instant};
 
 use super::host::{self, Within};
 use crate::control;
-use crate::control::Client;
+use crate::control::{Client, ENDING_LIMIT, PAUSE};
 use crate::daemon;
 use crate::daemon::{MountChoice, Plan};
 use crate::error::{Error, Kind, Result};
 
-/// How long a daemon whose last mount has ended may take to close the store.
-const ENDING_LIMIT: Duration = Duration::from_secs(20);
 /// How long another daemon may take to listen, after it has opened the store.
 const STARTING_LIMIT: Duration = Duration::from_secs(3);
-/// How long to wait before the next try.
-const PAUSE: Duration = Duration::from_millis(10);
 
 /// Mounts the head of `plan`. A running daemon gets `options`, a new one those of the plan.
 ///

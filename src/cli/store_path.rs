@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 use super::host;
 use crate::base::Base;
 use crate::control;
+use crate::control::{ENDING_LIMIT, PAUSE};
 use crate::error::{Attempt, Error, Kind, Result};
 use crate::sandbox::{FIRST_HEAD, is_base_of};
 use crate::store;
@@ -25,8 +26,6 @@ const ID_NAME_MAX: usize = 100;
 /// A daemon without a mount here is asked this long after its first greeting whether it has one
 /// elsewhere. If its mount has just gone, it needs a moment to notice.
 const ASK_AFTER: Duration = Duration::from_secs(2);
-/// How long a daemon without a mount may take to end.
-const ENDING_LIMIT: Duration = Duration::from_secs(20);
 
 /// The inputs of the default directory of stores.
 pub(super) struct Env {
@@ -242,7 +241,7 @@ pub(super) fn mount_that_stays(store: &Path) -> Result<Option<(u32, PathBuf)>> {
             Ok(asked) => asked,
             // An ending daemon accepts no more connections.
             Err(_) if Instant::now() < end => {
-                thread::sleep(Duration::from_millis(10));
+                thread::sleep(PAUSE);
                 continue;
             }
             Err(error) => return Err(error),
@@ -264,7 +263,7 @@ pub(super) fn mount_that_stays(store: &Path) -> Result<Option<(u32, PathBuf)>> {
             let attempt = format!("wait for the end of process {pid}, which has the store open");
             return Err(Error::new(Kind::InUse, attempt, "it has no mount, and does not end"));
         }
-        thread::sleep(Duration::from_millis(10));
+        thread::sleep(PAUSE);
     }
 }
 

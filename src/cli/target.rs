@@ -22,24 +22,19 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use super::Global;
 use super::host::{self, Within};
 use super::protected;
 use super::store_path::{self, Env};
 use crate::control;
-use crate::control::Client;
+use crate::control::{Client, ENDING_LIMIT, PAUSE};
 use crate::error::{Error, Kind, Result};
 use crate::sandbox::{Checked, Reply, Request};
 use crate::sandbox::{FIRST_HEAD, Sandbox, StoreOptions};
 use crate::store;
 use crate::types::TreePath;
-
-/// How long a daemon that ends may take to close the store.
-const ENDING_LIMIT: Duration = Duration::from_secs(20);
-/// How long to wait before the next try.
-const PAUSE: Duration = Duration::from_millis(10);
 
 /// A sandbox that handles requests.
 pub(super) struct Target {

@@ -39,6 +39,7 @@ use std::fs::{File, OpenOptions};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use nix::fcntl::OFlag;
 
@@ -50,6 +51,10 @@ pub use waiting::Waiting;
 
 use crate::error::{Attempt, Result};
 
+/// How long a daemon whose last mount has ended may take to close the store.
+pub const ENDING_LIMIT: Duration = Duration::from_secs(20);
+/// How long a client waits before it tries again to reach a daemon.
+pub const PAUSE: Duration = Duration::from_millis(10);
 /// The name of the socket in the store's directory.
 pub const SOCKET: &str = "control";
 

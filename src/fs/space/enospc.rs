@@ -154,7 +154,7 @@ impl Fs {
         if self.sync().is_err() {
             return None;
         }
-        let mark = self.store.with_reserve(|| self.secure_edits_to()).ok()?;
+        let mut mark = self.store.with_reserve(|| self.secure_edits_to()).ok()?;
         if !self.store.wait_for_read_epochs() {
             return None;
         }
@@ -170,7 +170,6 @@ impl Fs {
         let unused = self.store.unused(live.upper, &ranges).ok()?;
         let bytes = self.store.punch_pool(live.upper, &unused).ok()?;
         self.measure_store();
-        let mut mark = mark;
         for _ in 0..MOST_SYNCS {
             if let Some(unpinned) = self.unpin_dropped_edits(mark) {
                 return Some(bytes + unpinned);

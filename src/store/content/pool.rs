@@ -113,6 +113,12 @@ impl PoolWriter {
     /// end of the file, so that more writes are likely to follow. The addresses continue those of
     /// the bytes before `range` where the window of the file allows it.
     pub fn allocate(&mut self, ino: Ino, range: ByteRange, growing: bool) -> u64 {
+        self.place(ino, range, growing).0
+    }
+
+    /// As [`PoolWriter::allocate`]. Also returns whether the addresses are in the window of the
+    /// file.
+    fn place(&mut self, ino: Ino, range: ByteRange, growing: bool) -> (u64, bool) {
         self.uses += 1;
         if let Some(window) = self.windows.get_mut(&ino)
             && let Some(at) = window.place_of(range)
@@ -120,12 +126,12 @@ impl PoolWriter {
             window.file_next = range.end;
             window.pool_next += range.len();
             window.used = self.uses;
-            return at;
+            return (at, true);
         }
         let at = self.next;
         if !growing {
             self.next = block_ceil(at + range.len());
-            return at;
+            return (at, false);
         }
         let size = match self.windows.get(&ino) {
             Some(window) if window.file_next == range.start => {
@@ -138,16 +144,15 @@ impl PoolWriter {
         self.close_oldest();
         let (file_next, pool_next) = (range.end, at + range.len());
         self.windows.insert(ino, Window { file_next, pool_next, pool_end, size, used: self.uses });
-        at
+        (at, true)
     }
 
     /// Allocates addresses as [`PoolWriter::allocate`] does, for a write without the lock of the
     /// head. [`PoolWriter::note_written`] follows, before a record refers to them.
     pub fn allocate_fresh(&mut self, ino: Ino, range: ByteRange, growing: bool) -> FreshWrite {
-        let at = ByteRange::at(self.allocate(ino, range, growing), range.len());
-        // A write that ends before the end of the file can be in the window of the file, too.
-        let is_in_window = self.windows.get(&ino).is_some_and(|w| w.pool_next == at.end);
-        self.fresh.add(&self.file, at, is_in_window.then_some(ino))
+        let (at, is_in_window) = self.place(ino, range, growing);
+        let addresses = ByteRange::at(at, range.len());
+        self.fresh.add(&self.file, addresses, is_in_window.then_some(ino))
     }
 
     /// Frees the blocks of fresh addresses to which no record refers. The first block stays if

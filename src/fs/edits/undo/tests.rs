@@ -159,6 +159,26 @@ fn bytes_of_edits_that_were_dropped_for_space_are_overwritten_in_place_again() {
 }
 
 #[test]
+fn an_edit_whose_number_another_one_has_by_now_is_not_dropped() {
+    let place = Place::new();
+    for text in ["one", "two", "three"] {
+        place.put(text);
+    }
+    let drop_first = |later: u64| {
+        let mut core = place.fs.core();
+        let history = core.edits.as_mut().unwrap();
+        let first = &history.by_path.get(&path()).unwrap().entries[0];
+        let chosen = (path(), first.number, first.serial + later);
+        history.drop_edits(&[chosen]);
+    };
+    let texts = place.texts();
+    drop_first(1);
+    assert_eq!(place.texts(), texts);
+    drop_first(0);
+    assert_eq!(place.texts(), texts[..texts.len() - 1], "the oldest is gone");
+}
+
+#[test]
 fn bytes_of_a_removed_file_that_is_still_open_stay_pinned_when_edits_are_dropped() {
     let place = Place::new();
     let text = "0123456789abcdef".repeat(512);

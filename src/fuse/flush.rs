@@ -4,9 +4,9 @@
 //! syncfs(2) starts their writeback but does not wait for it. There are three ways to wait:
 //!
 //! * **Wait for an idle connection.** Start the writeback of all files and wait until no request is
-//!   pending ([`Connection::waiting`]). Then sync the files that were written back or truncated
-//!   within the last second, because the kernel may still keep pages of these back. This costs the
-//!   same however many processes there are.
+//!   pending ([`Connection::waiting`]). Then sync the files of which the kernel may still keep pages
+//!   back (`fuse/recent_writeback.rs`). This costs the same however many processes there are, and
+//!   however many files were truncated.
 //! * **Sync each file.** If the connection does not become idle, or many files are recent, open
 //!   every candidate through the mount and sync it. Without the writeback cache, the candidates are
 //!   the files with a live shared mapping, by `/proc/*/maps`: close(2) and munmap(2) flush. With
@@ -71,7 +71,7 @@ impl Mount {
     /// Starts the writeback of all files, and waits for it where that is possible. Returns the
     /// files that must be synced one by one.
     fn start_writeback(&self, thread: &FlushThread) -> Result<BTreeSet<Ino>> {
-        let recent = || self.fs.live_files(&self.recent_writeback.recent());
+        let recent = || self.fs.live_files(self.recent_writeback.recent());
         if !self.writeback {
             if thread.start_writeback_and_wait(SHORT_IDLE_LIMIT)? {
                 let recent = recent();
@@ -98,7 +98,7 @@ impl Mount {
             return Ok(());
         }
         let mut is_clean = thread.start_writeback_and_wait(IDLE_LIMIT)?;
-        let recent = self.fs.live_files(&self.recent_writeback.recent());
+        let recent = self.fs.live_files(self.recent_writeback.recent());
         if is_clean && recent.iter().any(|ino| unopenable.contains(ino)) {
             std::thread::sleep(RECENT);
             is_clean = thread.start_writeback_and_wait(IDLE_LIMIT)?;

@@ -4,9 +4,9 @@
 //! syncfs(2) starts their writeback but does not wait for it. There are three ways to wait:
 //!
 //! * **Wait for an idle connection.** Start the writeback of all files and wait until no request is
-//!   pending ([`Connection::waiting`]). Then sync the files of which the kernel may still keep pages
-//!   back (`fuse/recent_writeback.rs`). This costs the same however many processes there are, and
-//!   however many files were truncated.
+//!   pending ([`Connection::waiting`]). Then sync the files of which the kernel may still keep
+//!   pages back (`fuse/recent_writeback.rs`). This costs the same however many processes there are,
+//!   and however many files were truncated.
 //! * **Sync each file.** If the connection does not become idle, or many files are recent, open
 //!   every candidate through the mount and sync it. Without the writeback cache, the candidates are
 //!   the files with a live shared mapping, by `/proc/*/maps`: close(2) and munmap(2) flush. With

@@ -6,15 +6,15 @@ use std::sync::Arc;
 use crate::error::{Attempt, Result};
 use crate::store::Store;
 use crate::store::content::Content;
+use crate::store::indexed_catalog::{Catalog, Unsettled};
 use crate::store::io::disk;
 use crate::store::io::lru_cache::LruCache;
 use crate::store::layer::info::Sidecars;
 use crate::store::layer::journal;
 use crate::store::layer::{JOURNAL, LayerContents, LayerInfo, POOL, Upper};
-use crate::store::named_catalog::Catalog;
 use crate::store::record::{Header, LayerKind, Seal};
 use crate::sys::clock;
-use crate::types::{Epoch, LayerId};
+use crate::types::{Epoch, LayerId, Timestamp};
 
 /// Layers whose pools are kept open.
 const OPEN_POOLS: usize = 128;
@@ -64,6 +64,26 @@ impl Store {
     /// catalog and must take no lock.
     pub fn layers_where(&self, is_meant: impl Fn(&LayerInfo) -> bool) -> Vec<LayerInfo> {
         self.state.lock().catalog.values().filter(|info| is_meant(info)).cloned().collect()
+    }
+
+    /// This layer and all newer ones, oldest first.
+    pub fn layers_from(&self, first: LayerId) -> Vec<LayerInfo> {
+        self.state.lock().catalog.range(first..).map(|(_, info)| info.clone()).collect()
+    }
+
+    /// The newest layer.
+    pub fn newest_layer(&self) -> Option<LayerId> {
+        self.state.lock().catalog.last_key_value().map(|(layer, _)| *layer)
+    }
+
+    /// The layers that are not settled in this way, oldest first.
+    pub fn unsettled(&self, which: Unsettled) -> Vec<LayerInfo> {
+        self.state.lock().catalog.unsettled(which).cloned().collect()
+    }
+
+    /// The number of listed checkpoints, and the time of the last seal among them.
+    pub fn listed(&self) -> (usize, Option<Timestamp>) {
+        self.state.lock().catalog.listed()
     }
 
     /// The layers that have a name, oldest first.

@@ -38,12 +38,12 @@ pub mod fsck_read;
 mod golden;
 mod heads;
 pub mod identities;
+mod indexed_catalog;
 pub mod io;
 pub mod layer;
 mod ledger;
 mod lineage;
 mod lock;
-mod named_catalog;
 mod op_log;
 mod open;
 pub mod placement;
@@ -81,6 +81,7 @@ use crate::types::LayerId;
 
 pub use content::read_epochs::ReadGuard;
 pub use format::{BaseRecord, base_of, exists, mark_of};
+pub use indexed_catalog::Unsettled;
 
 /// How long [`Store::wait_for_read_epochs`] waits.
 const PATIENCE: Duration = Duration::from_secs(10);

@@ -13,6 +13,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use crate::error::Result;
+use crate::store::Unsettled;
 use crate::store::content::live_ranges::LiveRanges;
 use crate::store::layer::LayerInfo;
 use crate::store::record::{Header, LayerKind};
@@ -21,8 +22,6 @@ use crate::timeline::dormant::{LiveHead, live_sets};
 use crate::tree::Tree;
 use crate::types::LayerId;
 
-/// A journal of fewer bytes is not rewritten.
-const SMALL_JOURNAL: u64 = 16 << 10;
 /// Layers that are replayed over an index, at most.
 const MAX_REPLAYED_LAYERS: usize = 128;
 /// Bytes of journals that are replayed over an index, at most, besides half of the index's size.
@@ -49,13 +48,16 @@ impl Common {
     /// The store failed; nothing is lost then.
     pub fn compact(&self, effort: Effort) -> Result<()> {
         let _compacting = self.compacting.lock();
-        for info in self.sealed() {
+        let mut to_rewrite = match effort {
+            Effort::WhereItPays => self.store.unsettled(Unsettled::LongJournal),
+            Effort::Everything => self.sealed(),
+        };
+        to_rewrite.retain(|info| !info.compact && info.header.kind.is_of_head());
+        for info in to_rewrite {
             if self.is_stopping() {
                 return Ok(());
             }
-            if !info.compact && (info.bytes > SMALL_JOURNAL || effort == Effort::Everything) {
-                self.compact_layer(&info)?;
-            }
+            self.compact_layer(&info)?;
         }
         self.trim_and_checksum()?;
         if self.is_stopping() {
@@ -144,8 +146,7 @@ impl Common {
     /// Trims newly sealed pools, then writes the checksums of the rest. Returns the bytes freed, or
     /// `None`, with nothing done, if a reader looks at states.
     fn trim_and_checksum(&self) -> Result<Option<u64>> {
-        let mut new = self.store.catalog();
-        new.retain(|info| info.seal.is_some() && !info.summed);
+        let new = self.store.unsettled(Unsettled::Unsummed);
         let has_tree = |info: &&LayerInfo| info.header.kind.is_of_head();
         let to_trim: Vec<LayerId> =
             new.iter().filter(has_tree).map(|info| info.header.layer).collect();
@@ -248,7 +249,8 @@ impl Common {
         let open = self.open_heads();
         let live = live_sets(&open);
         self.add_dormant(&open, &live, &mut used)?;
-        let sealed = self.sealed();
+        let mut sealed = self.store.layers_from(first);
+        sealed.retain(|info| info.seal.is_some() && info.header.kind.is_of_head());
         let mut add = |from: &Tree, to: &Tree| {
             for ino in from.diff(to).contents {
                 to.extents(ino).for_each(|(_, extent)| used.add(extent.source, extent.len));
@@ -259,7 +261,7 @@ impl Common {
         };
         // States above a layer can refer to content that the layer's own tree does not: an undo
         // brings back what was replaced.
-        for info in sealed.into_iter().filter(|info| info.header.layer >= first) {
+        for info in sealed {
             add(&load(info.header.parent)?, &load(Some(info.header.layer))?);
         }
         for LiveHead { parent, live } in &live {

@@ -20,6 +20,7 @@
 use std::sync::atomic::Ordering;
 
 use crate::error::Result;
+use crate::store::Unsettled;
 use crate::store::content::remap::Remap;
 use crate::store::dedup::chunks::ChunkTable;
 use crate::store::dedup::matching::{Matcher, Matches, Part, Search};
@@ -68,10 +69,13 @@ impl Common {
             none => none.insert(self.begin_dedup()?),
         };
         let is_done = |layer| self.deduplicated.lock().contains(&layer);
-        for info in self.sealed() {
+        let is_state = |info: &LayerInfo| info.header.kind.is_of_head();
+        let mut layers = self.store.layers_from(table.searched_below());
+        // A layer without checksums may still be trimmed.
+        layers.retain(|info| info.seal.is_some() && info.summed && is_state(info));
+        for info in layers {
             let layer = info.header.layer;
-            // A layer without checksums may still be trimmed.
-            if !info.summed || is_done(layer) {
+            if is_done(layer) {
                 continue;
             }
             if !go() {
@@ -83,10 +87,11 @@ impl Common {
                 Outcome::Stopped => break,
             }
         }
-        let open = |l: &LayerInfo| l.seal.is_none() || !is_done(l.header.layer);
-        let rest =
-            self.store.catalog().into_iter().filter(|l| l.header.kind.is_of_head() && open(l));
-        if let Some(first) = rest.map(|l| l.header.layer).min()
+        // A layer that was searched can be unsealed again: a power cut can take its seal.
+        let mut rest = self.store.unsettled(Unsettled::Unsealed);
+        rest.extend(self.store.layers_from(table.searched_below()));
+        rest.retain(|info| is_state(info) && (info.seal.is_none() || !is_done(info.header.layer)));
+        if let Some(first) = rest.iter().map(|info| info.header.layer).min()
             && first != table.searched_below()
         {
             table.set_searched_below(first)?;
@@ -147,7 +152,11 @@ impl Common {
         let (sweeps, search, parts) = {
             let _compacting = self.compacting.lock();
             // Look it up again: gc may have changed its parent or removed it.
-            let Some(info) = self.sealed().into_iter().find(|l| l.header.layer == layer) else {
+            let Some(info) = self
+                .store
+                .layer(layer)
+                .filter(|info| info.seal.is_some() && info.header.kind.is_of_head())
+            else {
                 return Ok(Outcome::Done);
             };
             let settled = info.mapped || self.store.is_remap_target(layer)?;

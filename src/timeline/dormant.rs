@@ -11,6 +11,7 @@ use std::sync::Arc;
 
 use crate::error::Result;
 use crate::fs::LiveSet;
+use crate::store::Unsettled;
 use crate::store::content::live_ranges::LiveRanges;
 use crate::store::layer::LayerInfo;
 use crate::store::record::Record;
@@ -88,17 +89,15 @@ impl Common {
         live: &[LiveHead],
         refs: &mut LiveRanges,
     ) -> Result<()> {
-        let catalog = self.store.catalog();
+        let unsealed = self.store.unsettled(Unsettled::Unsealed);
         let mut uppers: BTreeSet<LayerId> = live.iter().map(|head| head.live.upper).collect();
         // A layer that became the upper one since then is being written, and refers to nothing old
         // that is not counted elsewhere.
         uppers.extend(open.iter().map(|head| head.fs.upper_layer()));
         let is_dormant = |info: &&LayerInfo| {
-            info.seal.is_none()
-                && info.header.kind.is_of_head()
-                && !uppers.contains(&info.header.layer)
+            info.header.kind.is_of_head() && !uppers.contains(&info.header.layer)
         };
-        for info in catalog.iter().filter(is_dormant) {
+        for info in unsealed.iter().filter(is_dormant) {
             let Some(found) = self.addresses_of(info)? else { continue };
             found.iter().for_each(|(source, len)| refs.add(*source, *len));
         }
@@ -197,11 +196,9 @@ impl Common {
         let heads = self.store.head_names();
         let is_dropped = |info: &LayerInfo| {
             let head = &info.header.head;
-            info.seal.is_none()
-                && info.header.kind.is_of_head()
-                && !(heads.contains(head) && self.store.is_of(info, head))
+            info.header.kind.is_of_head() && !(heads.contains(head) && self.store.is_of(info, head))
         };
-        let catalog = self.store.catalog();
-        catalog.iter().filter(|info| is_dropped(info)).map(|info| info.header.layer).collect()
+        let unsealed = self.store.unsettled(Unsettled::Unsealed);
+        unsealed.iter().filter(|info| is_dropped(info)).map(|info| info.header.layer).collect()
     }
 }

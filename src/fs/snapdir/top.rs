@@ -6,10 +6,8 @@
 use std::sync::Arc;
 
 use crate::error::{FsError, FsResult, Kind};
-use crate::fs::snapdir::{Item, SnapdirView, Text, dir_entry, is_state};
+use crate::fs::snapdir::{Item, SnapdirView, Text, dir_entry};
 use crate::fs::{Attr, DirEntry, Entry, Fs};
-use crate::store::layer::LayerInfo;
-use crate::store::record::Seal;
 use crate::tree::Meta;
 use crate::types::{FileKind, Ino, LayerId, Name, NodeId, Timestamp};
 
@@ -128,14 +126,8 @@ impl Fs {
             }
             _ => {
                 // An upper bound: a label that is too long for a name is not listed.
-                let (mut all, mut last) = (0, Timestamp::default());
-                let sees = self.visibility();
-                self.store.for_each_layer(|info| {
-                    if let Some(seal) = listed_seal(info).filter(|_| sees(info)) {
-                        (all, last) = (all + 1, last.max(seal.time));
-                    }
-                });
-                (mode, all, last)
+                let (all, last) = self.seen_checkpoints();
+                (mode, all, last.unwrap_or_default())
             }
         };
         let nlink = u32::try_from(names).unwrap_or(u32::MAX).saturating_add(2);
@@ -148,13 +140,28 @@ impl Fs {
         })
     }
 
+    /// The number of checkpoints that this head sees, and the time of the last seal among them.
+    fn seen_checkpoints(&self) -> (usize, Option<Timestamp>) {
+        if self.fence().is_none() {
+            return self.store.listed();
+        }
+        let (mut count, mut last) = (0, None);
+        let sees = self.visibility();
+        self.store.for_each_layer(|info| {
+            if let Some(seal) = info.listed_seal().filter(|_| sees(info)) {
+                (count, last) = (count + 1, last.max(Some(seal.time)));
+            }
+        });
+        (count, last)
+    }
+
     /// The names in `checkpoints`, sorted: all but automatic seals, each by its label.
     fn listed_checkpoints(&self) -> Vec<(Name, LayerId, Timestamp)> {
         let mut all: Vec<(Name, LayerId, Timestamp)> = Vec::new();
         let names = self.checkpoint_names();
         let sees = self.visibility();
         for info in &self.store.layers_where(sees) {
-            let Some(seal) = listed_seal(info) else { continue };
+            let Some(seal) = info.listed_seal() else { continue };
             if let Ok(name) = Name::new(names.label(info).as_bytes()) {
                 all.push((name, info.header.layer, seal.time));
             }
@@ -251,11 +258,6 @@ impl Fs {
             })?;
         self.hold_root(layer)
     }
-}
-
-/// The seal of a checkpoint that is listed: of all but automatic ones.
-fn listed_seal(info: &LayerInfo) -> Option<&Seal> {
-    info.seal.as_deref().filter(|seal| is_state(info) && !seal.automatic)
 }
 
 fn meta(mode: u32, nlink: u32, time: Timestamp) -> Meta {

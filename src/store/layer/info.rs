@@ -4,6 +4,9 @@ use std::sync::Arc;
 
 use crate::store::record::{Header, Seal};
 
+/// A journal of fewer bytes is not worth rewriting.
+const SMALL_JOURNAL: u64 = 16 << 10;
+
 /// The catalog entry of a layer: what its files say, kept in memory. A clone shares the header and
 /// the seal, because lists of checkpoints clone many entries.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -50,5 +53,15 @@ impl LayerInfo {
         let Sidecars { summed, mapped, index, archived } = sidecars;
         let (header, seal) = (Arc::new(header), seal.map(Arc::new));
         LayerInfo { header, seal, compact, summed, mapped, bytes, index, archived }
+    }
+
+    /// Whether its journal is worth rewriting as the shortest list of edits.
+    pub(in crate::store) fn has_long_journal(&self) -> bool {
+        !self.compact && self.bytes > SMALL_JOURNAL
+    }
+
+    /// The seal of a checkpoint that is listed: of all but automatic ones.
+    pub fn listed_seal(&self) -> Option<&Seal> {
+        self.seal.as_deref().filter(|seal| self.header.kind.is_of_head() && !seal.automatic)
     }
 }

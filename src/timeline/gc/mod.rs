@@ -26,6 +26,7 @@ use std::sync::Arc;
 
 use crate::error::{Attempt, Error, Kind, Result};
 use crate::fs::merged::pre_images::{PreImages, index_in_history};
+use crate::store::Unsettled;
 use crate::store::content::live_ranges::LiveRanges;
 use crate::store::layer::LayerInfo;
 use crate::store::placement::archiving::JournalRewriter;
@@ -380,23 +381,23 @@ impl Common {
     /// that has no record in the layer but is in the edit history, and can be restored later. The
     /// caller holds the operation lock, because a running operation creates such a layer, too.
     pub(super) fn unwritten_layers(&self) -> Result<BTreeSet<LayerId>> {
-        let catalog = self.store.catalog();
-        // A lineage leads through the layer below, or the one before an apply.
+        // A lineage leads through the layer below, or the one before an apply. Both are older.
         let origin = |info: &LayerInfo| match info.header.kind {
             LayerKind::Rebased(before) => Some(before),
             _ => info.header.parent,
         };
-        let origins: BTreeSet<LayerId> = catalog.iter().filter_map(origin).collect();
         let tops = self.tops();
+        let mut unsealed = self.unsealed_but_newest();
+        unsealed.retain(|info| {
+            info.header.kind != LayerKind::PreImage && !tops.contains(&info.header.layer)
+        });
+        let Some(oldest) = unsealed.first() else { return Ok(BTreeSet::new()) };
+        let newer = self.store.layers_from(oldest.header.layer);
+        let origins: BTreeSet<LayerId> = newer.iter().filter_map(origin).collect();
         let mut unwritten = BTreeSet::new();
-        // The newest layer stays, so that its number is not used again.
-        let older = catalog.iter().rev().skip(1);
-        for info in older.filter(|l| l.seal.is_none() && l.header.kind != LayerKind::PreImage) {
+        for info in &unsealed {
             let layer = info.header.layer;
-            if tops.contains(&layer) || origins.contains(&layer) {
-                continue;
-            }
-            if !self.store.read_layer(layer)?.is_changed {
+            if !origins.contains(&layer) && !self.store.read_layer(layer)?.is_changed {
                 unwritten.insert(layer);
             }
         }
@@ -415,16 +416,24 @@ impl Common {
     /// with them, and nothing refers to them.
     fn abandoned(&self) -> Result<Vec<LayerId>> {
         let mut abandoned = Vec::new();
-        let catalog = self.store.catalog();
-        // The newest layer stays, so that its number is not used again.
-        let older = catalog.iter().rev().skip(1);
-        for info in older.filter(|l| l.seal.is_none() && l.header.kind == LayerKind::PreImage) {
+        let mut unsealed = self.unsealed_but_newest();
+        unsealed.retain(|info| info.header.kind == LayerKind::PreImage);
+        for info in unsealed.iter().rev() {
             let contents = self.store.read_layer(info.header.layer)?;
             if contents.has(|record| matches!(record, Record::Abandoned))? {
                 abandoned.push(info.header.layer);
             }
         }
         Ok(abandoned)
+    }
+
+    /// The layers without a seal, oldest first. The newest layer of the store is left out: it
+    /// stays, so that its number is not used again.
+    fn unsealed_but_newest(&self) -> Vec<LayerInfo> {
+        let newest = self.store.newest_layer();
+        let mut unsealed = self.store.unsettled(Unsettled::Unsealed);
+        unsealed.retain(|info| Some(info.header.layer) < newest);
+        unsealed
     }
 
     /// The nearest needed layer at or below `at`.

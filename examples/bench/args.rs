@@ -47,6 +47,8 @@ pub struct Size {
     pub stored: u64,
     /// Checkpoints in a row.
     pub checkpoints: u64,
+    /// The same while another program writes.
+    pub checkpoints_under_load: u64,
     /// Packages that npm installs, and modules that cargo compiles.
     pub packages: u64,
     pub modules: u64,
@@ -69,6 +71,7 @@ pub const FULL: Size = Size {
     changed: [10, 10_000, 100_000],
     stored: 200_000,
     checkpoints: 1_000,
+    checkpoints_under_load: 10_000,
     packages: 150,
     modules: 60,
     disk: 48 << 30,
@@ -89,6 +92,7 @@ pub const SMALL: Size = Size {
     changed: [10, 1_000, 10_000],
     stored: 20_000,
     checkpoints: 100,
+    checkpoints_under_load: 1_000,
     packages: 20,
     modules: 10,
     disk: 12 << 30,

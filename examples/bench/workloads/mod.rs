@@ -1,6 +1,7 @@
 //! The workloads. Each runs on every system in the same way, in its own mount.
 
 mod build;
+mod checkpoints;
 mod create;
 mod data;
 mod meta;
@@ -54,8 +55,14 @@ impl Workload {
 
 /// All workloads.
 pub fn all() -> Vec<Workload> {
-    [meta::all(), create::all(), build::all(), data::all(), scale::all(), state::all()]
-        .into_iter()
-        .flatten()
-        .collect()
+    let groups = [
+        meta::all(),
+        create::all(),
+        build::all(),
+        data::all(),
+        scale::all(),
+        state::all(),
+        checkpoints::all(),
+    ];
+    groups.into_iter().flatten().collect()
 }

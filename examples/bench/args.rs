@@ -47,7 +47,7 @@ pub struct Size {
     pub stored: u64,
     /// Checkpoints in a row.
     pub checkpoints: u64,
-    /// The same while another program writes.
+    /// Checkpoints of the workload in which another program writes.
     pub checkpoints_under_load: u64,
     /// Packages that npm installs, and modules that cargo compiles.
     pub packages: u64,

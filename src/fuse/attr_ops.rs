@@ -37,7 +37,7 @@ impl Server {
         let privileges = PrivilegeBits::AsCaller(&requester);
         let result = self.sync_if_required(self.fs.setattr(request.node, set, privileges));
         if set.size.is_some() {
-            self.recent_writeback.note_truncation(request.node, request.pid);
+            self.recent_writeback.note(request.node);
         }
         // Not after a truncation: until the reply, the kernel keeps dirty pages back that it must
         // write before it can invalidate.

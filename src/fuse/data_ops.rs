@@ -87,7 +87,7 @@ impl Server {
             self.fs.write(request.node, offset, data, privileges)
         };
         if from_cache {
-            self.recent_writeback.note_writeback(request.node);
+            self.recent_writeback.note(request.node);
         }
         match result {
             Ok(()) => {

@@ -4,9 +4,9 @@
 //! syncfs(2) starts their writeback but does not wait for it. There are three ways to wait:
 //!
 //! * **Wait for an idle connection.** Start the writeback of all files and wait until no request is
-//!   pending ([`Connection::waiting`]). Then sync the files of which the kernel may still keep
-//!   pages back (`fuse/recent_writeback.rs`). This costs the same however many processes there are,
-//!   and however many files were truncated.
+//!   pending ([`Connection::waiting`]). Then sync the files that were written back or truncated
+//!   within the last second, because the kernel may still keep pages of these back. This costs the
+//!   same however many processes there are.
 //! * **Sync each file.** If the connection does not become idle, or many files are recent, open
 //!   every candidate through the mount and sync it. Without the writeback cache, the candidates are
 //!   the files with a live shared mapping, by `/proc/*/maps`: close(2) and munmap(2) flush. With
@@ -47,8 +47,10 @@ const RENAME_RETRY_LIMIT: Duration = Duration::from_secs(10);
 const IDLE_LIMIT: Duration = Duration::from_millis(100);
 /// The same, where the alternative is to read the mappings of every process.
 const SHORT_IDLE_LIMIT: Duration = Duration::from_millis(5);
+/// Files that are synced in one task, at most.
+const MAX_FILES: usize = 1024;
 /// Above this number of recent files, the mappings of all processes are read instead.
-const MAX_RECENT: usize = 64;
+const MAX_RECENT: usize = 512;
 
 impl Mount {
     /// Flushes every dirty page of the mount.
@@ -58,11 +60,10 @@ impl Mount {
     pub(super) fn flush_dirty_pages(&self) -> Result<()> {
         std::thread::scope(|scope| {
             let thread = FlushThread::start(scope, self).attempt(|| "start a thread")?;
+            let files: Vec<Ino> = self.start_writeback(&thread)?.into_iter().collect();
             let mut unopenable = BTreeSet::new();
-            for ino in self.start_writeback(&thread)? {
-                if self.flush_file(&thread, ino)? == FileFlush::Unopenable {
-                    unopenable.insert(ino);
-                }
+            for some in files.chunks(MAX_FILES) {
+                unopenable.extend(self.flush_files(&thread, some.to_vec())?);
             }
             self.flush_unopenable(&thread, &unopenable)
         })
@@ -71,7 +72,7 @@ impl Mount {
     /// Starts the writeback of all files, and waits for it where that is possible. Returns the
     /// files that must be synced one by one.
     fn start_writeback(&self, thread: &FlushThread) -> Result<BTreeSet<Ino>> {
-        let recent = || self.fs.live_files(self.recent_writeback.recent());
+        let recent = || self.fs.live_files(&self.recent_writeback.recent());
         if !self.writeback {
             if thread.start_writeback_and_wait(SHORT_IDLE_LIMIT)? {
                 let recent = recent();
@@ -98,7 +99,7 @@ impl Mount {
             return Ok(());
         }
         let mut is_clean = thread.start_writeback_and_wait(IDLE_LIMIT)?;
-        let recent = self.fs.live_files(self.recent_writeback.recent());
+        let recent = self.fs.live_files(&self.recent_writeback.recent());
         if is_clean && recent.iter().any(|ino| unopenable.contains(ino)) {
             std::thread::sleep(RECENT);
             is_clean = thread.start_writeback_and_wait(IDLE_LIMIT)?;
@@ -110,35 +111,49 @@ impl Mount {
         Ok(())
     }
 
-    /// Flushes one file. A file without a name is skipped: only processes that still have it open
-    /// can see its bytes.
-    fn flush_file(&self, thread: &FlushThread, ino: Ino) -> Result<FileFlush> {
+    /// Flushes files. Returns those that the daemon may not open. A file without a name is
+    /// skipped: only processes that still have it open can see its bytes.
+    fn flush_files(&self, thread: &FlushThread, mut files: Vec<Ino>) -> Result<Vec<Ino>> {
         let end = Instant::now() + RENAME_RETRY_LIMIT;
-        loop {
-            let Some(path) = self.fs.path_of(ino) else { return Ok(FileFlush::Done) };
-            let errno = match thread.flush(ino, &path)? {
-                OpenAndSync::Synced(synced) => {
-                    return synced.attempt(|| format!("flush '{path}'")).map(|()| FileFlush::Done);
+        let mut unopenable = Vec::new();
+        while !files.is_empty() {
+            let named: Vec<(Ino, TreePath)> =
+                files.iter().filter_map(|ino| Some((*ino, self.fs.path_of(*ino)?))).collect();
+            files.clear();
+            let synced = thread.sync(named.clone())?;
+            for ((ino, path), synced) in named.iter().zip(synced) {
+                match self.outcome(*ino, path, synced)? {
+                    FileFlush::Done => {}
+                    FileFlush::Renamed if Instant::now() <= end => files.push(*ino),
+                    FileFlush::Renamed | FileFlush::Unopenable => unopenable.push(*ino),
                 }
-                OpenAndSync::NotOpened(Errno::EACCES) if self.is_unwritable(ino, &path) => {
-                    return Ok(FileFlush::Done);
-                }
-                // A hidden file has no reachable pages: nothing in the mount leads to it.
-                OpenAndSync::NotOpened(_) if self.is_hidden(ino, &path) => {
-                    return Ok(FileFlush::Done);
-                }
-                OpenAndSync::NotOpened(Errno::EACCES) => return Ok(FileFlush::Unopenable),
-                // Renamed between the lookup and the open. Its new name may last longer.
-                OpenAndSync::NotOpened(errno) => errno,
-            };
-            let renamed =
-                matches!(errno, Errno::ESTALE | Errno::ENOENT | Errno::ENOTDIR | Errno::ELOOP);
-            // Other errors: a path longer than PATH_MAX, or something mounted over it.
-            if !renamed || Instant::now() > end {
-                log::debug!("open '{path}' to flush it: {errno}");
-                return Ok(FileFlush::Unopenable);
             }
         }
+        Ok(unopenable)
+    }
+
+    /// Judges the sync of one file.
+    fn outcome(&self, ino: Ino, path: &TreePath, synced: OpenAndSync) -> Result<FileFlush> {
+        let errno = match synced {
+            OpenAndSync::Synced(synced) => {
+                return synced.attempt(|| format!("flush '{path}'")).map(|()| FileFlush::Done);
+            }
+            OpenAndSync::NotOpened(errno) => errno,
+        };
+        // A hidden file has no reachable pages: nothing in the mount leads to it.
+        if errno == Errno::EACCES && self.is_unwritable(ino, path) || self.is_hidden(ino, path) {
+            return Ok(FileFlush::Done);
+        }
+        Ok(match errno {
+            // Its new name may last longer.
+            Errno::ESTALE | Errno::ENOENT | Errno::ENOTDIR | Errno::ELOOP => FileFlush::Renamed,
+            Errno::EACCES => FileFlush::Unopenable,
+            // A path longer than PATH_MAX, or something mounted over it.
+            errno => {
+                log::debug!("open '{path}' to flush it: {errno}");
+                FileFlush::Unopenable
+            }
+        })
     }
 
     fn is_hidden(&self, ino: Ino, path: &TreePath) -> bool {
@@ -160,8 +175,8 @@ impl Mount {
 enum Task {
     /// Start the writeback of all files and wait at most this long for an idle connection.
     WritebackAll(Duration),
-    /// Open and sync this file.
-    File(Ino, TreePath),
+    /// Open and sync these files.
+    Sync(Vec<(Ino, TreePath)>),
 }
 
 /// Whether one file was flushed.
@@ -169,6 +184,8 @@ enum Task {
 enum FileFlush {
     /// No dirty page is left that other processes can come to see.
     Done,
+    /// It was renamed before it could be opened.
+    Renamed,
     /// The file cannot be opened.
     Unopenable,
 }
@@ -177,10 +194,11 @@ enum FileFlush {
 enum TaskResult {
     /// Whether the connection became idle.
     WritebackAll(bool),
-    File(OpenAndSync),
+    /// In the order of the files.
+    Synced(Vec<OpenAndSync>),
 }
 
-/// The outcome of [`Task::File`].
+/// The outcome of a file of [`Task::Sync`].
 enum OpenAndSync {
     /// The file was opened; this is the result of the sync.
     Synced(io::Result<()>),
@@ -218,10 +236,11 @@ impl FlushThread {
                         log::debug!("{error}");
                         Ok(TaskResult::WritebackAll(false))
                     }
-                    (Task::File(ino, path), Ok(root)) => {
-                        Ok(TaskResult::File(open_and_sync(root, ino, &path)))
+                    (Task::Sync(files), Ok(root)) => {
+                        let sync = |(ino, path)| open_and_sync(root, ino, &path);
+                        Ok(TaskResult::Synced(files.into_iter().map(sync).collect()))
                     }
-                    (Task::File(..), Err(error)) => Err(error.clone()),
+                    (Task::Sync(_), Err(error)) => Err(error.clone()),
                 };
                 // The requesting thread has gone, so nothing more is to do.
                 if sender.send(result).is_err() {
@@ -244,18 +263,22 @@ impl FlushThread {
         Ok(matches!(self.run(Task::WritebackAll(limit))?, TaskResult::WritebackAll(true)))
     }
 
-    fn flush(&self, ino: Ino, path: &TreePath) -> Result<OpenAndSync> {
-        match self.run(Task::File(ino, path.clone()))? {
-            TaskResult::File(flushed) => Ok(flushed),
+    /// Opens and syncs files. Returns an outcome for each, in their order.
+    fn sync(&self, files: Vec<(Ino, TreePath)>) -> Result<Vec<OpenAndSync>> {
+        match self.run(Task::Sync(files))? {
+            TaskResult::Synced(synced) => Ok(synced),
             // Unreachable: each task has its own kind of result.
-            TaskResult::WritebackAll(_) => Ok(OpenAndSync::NotOpened(Errno::ESTALE)),
+            TaskResult::WritebackAll(_) => {
+                Err(Error::new(Kind::Failed, "flush dirty pages", "the flush thread is confused"))
+            }
         }
     }
 }
 
 fn open_and_sync(root: &impl AsFd, ino: Ino, path: &TreePath) -> OpenAndSync {
+    // The number of a node never changes. fstat(2) would send a request for each written file.
     match open_for_sync(root, path) {
-        Ok(file) if fstat(&file).is_ok_and(|stat| stat.st_ino == ino.0) => {
+        Ok(file) if sys::file::known_inode_number(&file) == Some(ino.0) => {
             OpenAndSync::Synced(sys::file::sync_file_range_all(&file))
         }
         Ok(_) => OpenAndSync::NotOpened(Errno::ESTALE),

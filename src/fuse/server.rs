@@ -124,7 +124,7 @@ impl Server {
         Arc::clone(&self.channel)
     }
 
-    /// The files of which the kernel may keep pages back.
+    /// The files that the kernel has just written back.
     pub(super) fn recent_writeback(&self) -> Arc<RecentWriteback> {
         Arc::clone(&self.recent_writeback)
     }
@@ -142,7 +142,6 @@ impl Server {
     /// Counts a request and gives it the context for its log lines.
     pub(super) fn call<'a>(&self, op: Op, request: &Request, name: Option<&'a [u8]>) -> Call<'a> {
         self.counters.count(op);
-        self.recent_writeback.thread_sent(request.pid, op);
         log::trace!("{} node {} for process {}", op.name(), request.node.0, request.pid);
         Call { op, node: request.node, pid: request.pid, name }
     }

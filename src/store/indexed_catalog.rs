@@ -20,7 +20,7 @@ pub enum Unsettled {
     Unsealed,
     /// They are sealed, and their pools have no checksums yet.
     Unsummed,
-    /// They are sealed, and rewriting their journals pays.
+    /// They are sealed states, and rewriting their journals pays.
     LongJournal,
 }
 
@@ -31,7 +31,9 @@ impl Unsettled {
         match self {
             Unsettled::Unsealed => info.seal.is_none(),
             Unsettled::Unsummed => info.seal.is_some() && !info.summed,
-            Unsettled::LongJournal => info.seal.is_some() && info.has_long_journal(),
+            Unsettled::LongJournal => {
+                info.seal.is_some() && info.header.kind.is_of_head() && info.has_long_journal()
+            }
         }
     }
 }

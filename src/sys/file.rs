@@ -241,6 +241,12 @@ pub fn device_of<Fd: AsFd>(fd: Fd) -> Option<u64> {
     Some(makedev(found.stx_dev_major.into(), found.stx_dev_minor.into()))
 }
 
+/// `st_ino` of a node as the kernel knows it, without asking the server of its filesystem
+/// (statx(2), AT_STATX_DONT_SYNC). `None` if the kernel does not say.
+pub fn known_inode_number<Fd: AsFd>(fd: Fd) -> Option<u64> {
+    statx(fd, libc::STATX_INO).map(|found| found.stx_ino)
+}
+
 /// The creation time of a node (statx(2) STATX_BTIME), if the filesystem has it.
 pub fn birth<Fd: AsFd>(fd: Fd) -> Option<Timestamp> {
     let born = statx(fd, libc::STATX_BTIME)?.stx_btime;

@@ -87,9 +87,7 @@ impl Common {
                 Outcome::Stopped => break,
             }
         }
-        // A layer that was searched can be unsealed again: a power cut can take its seal.
-        let mut rest = self.store.unsettled(Unsettled::Unsealed);
-        rest.extend(self.store.layers_from(table.searched_below()));
+        let mut rest = self.store.layers_from(table.searched_below());
         rest.retain(|info| is_state(info) && (info.seal.is_none() || !is_done(info.header.layer)));
         if let Some(first) = rest.iter().map(|info| info.header.layer).min()
             && first != table.searched_below()
@@ -109,7 +107,14 @@ impl Common {
     }
 
     fn begin_dedup(&self) -> Result<Dedup> {
-        let table = self.store.chunk_table()?;
+        let mut table = self.store.chunk_table()?;
+        // A power cut can take the seal of a layer that was searched. It is searched again.
+        let mut unsealed = self.store.unsettled(Unsettled::Unsealed);
+        unsealed.retain(|info| info.header.kind.is_of_head());
+        let first = unsealed.first().map(|info| info.header.layer);
+        if let Some(first) = first.filter(|first| *first < table.searched_below()) {
+            table.set_searched_below(first)?;
+        }
         let sealed = self.sealed();
         let done = sealed.iter().map(|l| l.header.layer).filter(|l| *l < table.searched_below());
         self.deduplicated.lock().extend(done);

@@ -28,7 +28,7 @@ struct Beside(Child);
 
 impl Drop for Beside {
     fn drop(&mut self) {
-        // It can only have ended by itself.
+        // The kill fails only if the process has ended.
         drop(self.0.kill());
         drop(self.0.wait());
     }

@@ -31,9 +31,9 @@ impl Fs {
     }
 
     /// The numbers of those nodes that are live.
-    pub fn live_files(&self, ids: impl IntoIterator<Item = NodeId>) -> Vec<Ino> {
+    pub fn live_files(&self, ids: &[NodeId]) -> Vec<Ino> {
         let core = self.core();
-        let held = ids.into_iter().filter_map(|id| core.held.get(id));
+        let held = ids.iter().filter_map(|id| core.held.get(*id));
         held.filter(|held| held.is_live()).map(|held| held.ino).collect()
     }
 

@@ -47,8 +47,9 @@ const RENAME_RETRY_LIMIT: Duration = Duration::from_secs(10);
 const IDLE_LIMIT: Duration = Duration::from_millis(100);
 /// The same, where the alternative is to read the mappings of every process.
 const SHORT_IDLE_LIMIT: Duration = Duration::from_millis(5);
-/// Files that are synced in one task, at most.
-const MAX_FILES: usize = 1024;
+/// Files that are synced in one task, at most. The paths of all are looked up before the first one
+/// is opened, so more of them would be renamed in between.
+const MAX_FILES: usize = 64;
 /// Above this number of recent files, the mappings of all processes are read instead.
 const MAX_RECENT: usize = 512;
 
@@ -114,18 +115,22 @@ impl Mount {
     /// Flushes files. Returns those that the daemon may not open. A file without a name is
     /// skipped: only processes that still have it open can see its bytes.
     fn flush_files(&self, thread: &FlushThread, mut files: Vec<Ino>) -> Result<Vec<Ino>> {
-        let end = Instant::now() + RENAME_RETRY_LIMIT;
-        let mut unopenable = Vec::new();
+        let (mut end, mut unopenable) = (None, Vec::new());
         while !files.is_empty() {
             let named: Vec<(Ino, TreePath)> =
                 files.iter().filter_map(|ino| Some((*ino, self.fs.path_of(*ino)?))).collect();
             files.clear();
             let synced = thread.sync(named.clone())?;
+            let end = *end.get_or_insert_with(|| Instant::now() + RENAME_RETRY_LIMIT);
             for ((ino, path), synced) in named.iter().zip(synced) {
                 match self.outcome(*ino, path, synced)? {
                     FileFlush::Done => {}
-                    FileFlush::Renamed if Instant::now() <= end => files.push(*ino),
-                    FileFlush::Renamed | FileFlush::Unopenable => unopenable.push(*ino),
+                    FileFlush::Moved if Instant::now() <= end => files.push(*ino),
+                    FileFlush::Moved => {
+                        log::debug!("'{path}' led elsewhere at each attempt to flush it");
+                        unopenable.push(*ino);
+                    }
+                    FileFlush::Unopenable => unopenable.push(*ino),
                 }
             }
         }
@@ -146,7 +151,7 @@ impl Mount {
         }
         Ok(match errno {
             // Its new name may last longer.
-            Errno::ESTALE | Errno::ENOENT | Errno::ENOTDIR | Errno::ELOOP => FileFlush::Renamed,
+            Errno::ESTALE | Errno::ENOENT | Errno::ENOTDIR | Errno::ELOOP => FileFlush::Moved,
             Errno::EACCES => FileFlush::Unopenable,
             // A path longer than PATH_MAX, or something mounted over it.
             errno => {
@@ -180,12 +185,11 @@ enum Task {
 }
 
 /// Whether one file was flushed.
-#[derive(PartialEq, Eq)]
 enum FileFlush {
     /// No dirty page is left that other processes can come to see.
     Done,
-    /// It was renamed before it could be opened.
-    Renamed,
+    /// Its path led elsewhere by the time it was opened.
+    Moved,
     /// The file cannot be opened.
     Unopenable,
 }
@@ -276,14 +280,20 @@ impl FlushThread {
 }
 
 fn open_and_sync(root: &impl AsFd, ino: Ino, path: &TreePath) -> OpenAndSync {
-    // The number of a node never changes. fstat(2) would send a request for each written file.
     match open_for_sync(root, path) {
-        Ok(file) if sys::file::known_inode_number(&file) == Some(ino.0) => {
+        Ok(file) if has_number(&file, ino) => {
             OpenAndSync::Synced(sys::file::sync_file_range_all(&file))
         }
         Ok(_) => OpenAndSync::NotOpened(Errno::ESTALE),
         Err(errno) => OpenAndSync::NotOpened(errno),
     }
+}
+
+/// Whether a file has this number. The daemon never gives a live file another one, so the number
+/// that the kernel knows is enough. fstat(2) would send a request for each file that was written.
+fn has_number(file: &OwnedFd, ino: Ino) -> bool {
+    sys::file::known_inode_number(file) == Some(ino.0)
+        || fstat(file).is_ok_and(|stat| stat.st_ino == ino.0)
 }
 
 /// Starts the writeback of all files. Returns whether, within `limit`, the kernel had no pending

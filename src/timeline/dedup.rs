@@ -20,7 +20,6 @@
 use std::sync::atomic::Ordering;
 
 use crate::error::Result;
-use crate::store::Unsettled;
 use crate::store::content::remap::Remap;
 use crate::store::dedup::chunks::ChunkTable;
 use crate::store::dedup::matching::{Matcher, Matches, Part, Search};
@@ -108,11 +107,10 @@ impl Common {
 
     fn begin_dedup(&self) -> Result<Dedup> {
         let mut table = self.store.chunk_table()?;
-        // A power cut can take the seal of a layer that was searched. It is searched again.
-        let mut unsealed = self.store.unsettled(Unsettled::Unsealed);
-        unsealed.retain(|info| info.header.kind.is_of_head());
-        let first = unsealed.first().map(|info| info.header.layer);
-        if let Some(first) = first.filter(|first| *first < table.searched_below()) {
+        // A power cut can take the seal of a layer that was searched. Such a layer is written to
+        // again, and must be searched again.
+        let first = self.unsealed_at_open.filter(|first| *first < table.searched_below());
+        if let Some(first) = first {
             table.set_searched_below(first)?;
         }
         let sealed = self.sealed();

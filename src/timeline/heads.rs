@@ -12,8 +12,8 @@ use crate::base::Base;
 use crate::error::{Error, Kind, Result};
 use crate::fs::merged::pre_images::PreHistory;
 use crate::fs::{Fs, HeadTree, Invalidations, State};
-use crate::store::Store;
 use crate::store::layer::LayerInfo;
+use crate::store::{Store, Unsettled};
 use crate::sys::lock::{Rank, RankedGuard, RankedMutex};
 use crate::timeline::apply::protected::Protected;
 use crate::timeline::apply::unfinished::{RecoveredApplies, UnfinishedRollback};
@@ -57,6 +57,8 @@ pub struct Common {
     pub(super) compacting: RankedMutex<()>,
     /// The chunk table of deduplication, held by one thread at a time.
     pub(super) dedup: RankedMutex<Option<dedup::Dedup>>,
+    /// The oldest state that had no seal when the store was opened.
+    pub(super) unsealed_at_open: Option<LayerId>,
     /// Layers that were already searched for equal content.
     pub(super) deduplicated: RankedMutex<BTreeSet<LayerId>>,
     /// Layers that keep their directories until a layer with this number exists.
@@ -85,6 +87,8 @@ impl Common {
             base_identity::refuse_other(&store, &base)?;
         }
         reopen::seal_all_reported(&store);
+        let mut unsealed = store.unsettled(Unsettled::Unsealed);
+        unsealed.retain(|info| info.header.kind.is_of_head());
         let RecoveredApplies { applies, unfinished, was_rolled_back } =
             apply::unfinished::recover(&store, &base)?;
         Ok(Arc::new(Common {
@@ -102,6 +106,7 @@ impl Common {
             dormant: RankedMutex::new(Rank::ClosedHeads, Dormant::default()),
             compacting: RankedMutex::new(Rank::Compaction, ()),
             dedup: RankedMutex::new(Rank::KnownContent, None),
+            unsealed_at_open: unsealed.first().map(|info| info.header.layer),
             deduplicated: RankedMutex::new(Rank::Deduplicated, BTreeSet::new()),
             kept_out_of_archive: RankedMutex::new(Rank::KeptOutOfArchive, BTreeMap::new()),
             dedup_is_on: AtomicBool::new(true),

@@ -13,7 +13,7 @@ use crate::workloads::Workload;
 const PER_STEP: u64 = 100;
 /// Processes that sleep beside a step.
 const PROCESSES: usize = 500;
-/// Writes 3,000 bytes to one of 50 files each 2 ms, until it is killed.
+/// Writes 3,000 bytes to one of 50 files and sleeps for 2 ms, again and again until it is killed.
 const WRITER: &str = "import itertools, os, time\n\
     for i in itertools.count():\n    with open(f'w{i % 50}', 'wb') as file:\n        \
     file.write(os.urandom(3000))\n    time.sleep(0.002)\n";
@@ -25,6 +25,16 @@ pub fn all() -> Vec<Workload> {
 
 /// A process beside the measured one. It is killed when this is dropped.
 struct Beside(Child);
+
+impl Beside {
+    /// Fails if the process has ended.
+    fn check(&mut self) -> Res<()> {
+        match self.0.try_wait()? {
+            None => Ok(()),
+            Some(status) => Err(format!("the process beside has ended: {status}").into()),
+        }
+    }
+}
 
 impl Drop for Beside {
     fn drop(&mut self) {
@@ -59,9 +69,14 @@ fn checkpoints(run: &mut Run) -> Res<()> {
             (0..PROCESSES).map(|_| start("sleep", &["600"])).collect::<Res<_>>()?;
         step(run, "checkpoints-beside-processes")?;
     }
-    let _writer = start("python3", &["-c", WRITER])?;
+    let mut writer = start("python3", &["-c", WRITER])?;
+    while !root.join("w9").exists() {
+        writer.check()?;
+        std::thread::sleep(Duration::from_millis(1));
+    }
     step(run, "checkpoints-under-load")?;
     let more = run.size.checkpoints_under_load.saturating_sub(4 * PER_STEP);
     make(run, "more", more)?;
-    step(run, "checkpoints-under-load-at-last")
+    step(run, "checkpoints-under-load-at-last")?;
+    writer.check()
 }

@@ -18,7 +18,7 @@ use jailfs::internals::fs::{Caller, Fs, Need, RenameMode};
 use jailfs::internals::sys::failpoint;
 use jailfs::sandbox::{Bounds, Sandbox, StoreOptions};
 use jailfs::sandbox::{Reply, Request, Rev};
-use jailfs::types::{Name, NodeId, TreePath};
+use jailfs::types::{LayerId, Name, NodeId, TreePath};
 
 const ME: Caller = Caller { uid: 0, gid: 0 };
 const BLOCK: u64 = 4096;
@@ -137,6 +137,12 @@ impl Work {
 
     fn get(&self, file: &str) -> Vec<u8> {
         self.with(file, |fs, id| fs.read(id, 0, u64::MAX).unwrap().read(false).unwrap().unwrap())
+    }
+
+    /// Bytes of all layers that are stored in other layers.
+    fn shared(&self) -> u64 {
+        let Reply::Info(info) = self.0.handle(Request::Info).unwrap() else { panic!("no info") };
+        info.layers.iter().map(|layer| layer.shared).sum()
     }
 
     fn files(&self) -> Files {
@@ -348,19 +354,34 @@ fn switched_off_it_does_nothing_and_shared_content_stays_shared() {
     work.checkpoint("one");
     work.save("f", &content);
     work.checkpoint("two");
-    let shared = || {
-        let Reply::Info(info) = work.0.handle(Request::Info).unwrap() else { panic!("no info") };
-        info.layers.iter().map(|layer| layer.shared).sum::<u64>()
-    };
     work.0.set_dedup(false);
     work.0.compact().unwrap();
-    assert_eq!(shared(), 0);
+    assert_eq!(work.shared(), 0);
     work.0.set_dedup(true);
     work.0.compact().unwrap();
-    assert!(shared() >= 100_000 && place.pools() < 120_000, "{}", place.pools());
+    assert!(work.shared() >= 100_000 && place.pools() < 120_000, "{}", place.pools());
     work.0.set_dedup(false);
     work.gc(None);
-    assert!(work.get("f") == content && place.pools() < 120_000 && shared() >= 100_000);
+    assert!(work.get("f") == content && place.pools() < 120_000 && work.shared() >= 100_000);
+}
+
+/// A power cut can take the seal of a layer that was searched.
+#[test]
+fn a_layer_that_was_searched_before_it_lost_its_seal_is_searched_again() {
+    let place = Place::new();
+    let content = Random(8).bytes(100_000);
+    let work = place.open();
+    work.put("f", &content);
+    work.checkpoint("one");
+    work.0.compact().unwrap();
+    work.save("f", &content);
+    let mut table = work.0.fs().store().chunk_table().unwrap();
+    table.set_searched_below(LayerId(1000)).unwrap();
+    drop((table, work));
+    let work = place.open();
+    work.checkpoint("two");
+    work.0.compact().unwrap();
+    assert!(work.get("f") == content && work.shared() >= 100_000, "{}", work.shared());
 }
 
 #[test]

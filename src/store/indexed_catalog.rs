@@ -31,9 +31,7 @@ impl Unsettled {
         match self {
             Unsettled::Unsealed => info.seal.is_none(),
             Unsettled::Unsummed => info.seal.is_some() && !info.summed,
-            Unsettled::LongJournal => {
-                info.seal.is_some() && info.header.kind.is_of_head() && info.has_long_journal()
-            }
+            Unsettled::LongJournal => info.is_sealed_state() && info.has_long_journal(),
         }
     }
 }

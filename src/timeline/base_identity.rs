@@ -14,6 +14,7 @@ use crate::error::{Error, FsError, Kind, Result};
 use crate::fs::merged::lower::Lower;
 use crate::fs::merged::pre_images::PreHistory;
 use crate::store::Store;
+use crate::store::layer::LayerInfo;
 use crate::timeline::TreeCache;
 use crate::tree::{Body, Tree};
 use crate::types::{Epoch, FileKind, Ino, TreePath};
@@ -79,8 +80,7 @@ pub(super) fn record_base(
     let lower = |epoch| Lower::new(Arc::clone(base), Arc::clone(store), epoch, applies.clone());
     // The newest states come first and win: the base may have changed since the older ones.
     shown.iter().for_each(|(tree, epoch)| known.add(tree, &lower(*epoch)));
-    let mut states = store.catalog();
-    states.retain(|info| info.seal.is_some() && info.header.kind.is_of_head());
+    let states = store.layers_where(LayerInfo::is_sealed_state);
     for info in states.into_iter().rev() {
         match trees.load(info.header.layer) {
             Ok(tree) => known.add(&tree, &lower(info.header.epoch)),

@@ -52,7 +52,7 @@ impl Common {
             Effort::WhereItPays => self.store.unsettled(Unsettled::LongJournal),
             Effort::Everything => self.sealed(),
         };
-        to_rewrite.retain(|info| !info.compact && info.header.kind.is_of_head());
+        to_rewrite.retain(|info| !info.compact);
         for info in to_rewrite {
             if self.is_stopping() {
                 return Ok(());
@@ -250,7 +250,7 @@ impl Common {
         let live = live_sets(&open);
         self.add_dormant(&open, &live, &mut used)?;
         let mut sealed = self.store.layers_from(first);
-        sealed.retain(|info| info.seal.is_some() && info.header.kind.is_of_head());
+        sealed.retain(LayerInfo::is_sealed_state);
         let mut add = |from: &Tree, to: &Tree| {
             for ino in from.diff(to).contents {
                 to.extents(ino).for_each(|(_, extent)| used.add(extent.source, extent.len));

@@ -68,10 +68,9 @@ impl Common {
             none => none.insert(self.begin_dedup()?),
         };
         let is_done = |layer| self.deduplicated.lock().contains(&layer);
-        let is_state = |info: &LayerInfo| info.header.kind.is_of_head();
         let mut layers = self.store.layers_from(table.searched_below());
         // A layer without checksums may still be trimmed.
-        layers.retain(|info| info.seal.is_some() && info.summed && is_state(info));
+        layers.retain(|info| info.is_sealed_state() && info.summed);
         for info in layers {
             let layer = info.header.layer;
             if is_done(layer) {
@@ -87,7 +86,8 @@ impl Common {
             }
         }
         let mut rest = self.store.layers_from(table.searched_below());
-        rest.retain(|info| is_state(info) && (info.seal.is_none() || !is_done(info.header.layer)));
+        let is_open = |info: &LayerInfo| info.seal.is_none() || !is_done(info.header.layer);
+        rest.retain(|info| info.header.kind.is_of_head() && is_open(info));
         if let Some(first) = rest.iter().map(|info| info.header.layer).min()
             && first != table.searched_below()
         {
@@ -155,11 +155,7 @@ impl Common {
         let (sweeps, search, parts) = {
             let _compacting = self.compacting.lock();
             // Look it up again: gc may have changed its parent or removed it.
-            let Some(info) = self
-                .store
-                .layer(layer)
-                .filter(|info| info.seal.is_some() && info.header.kind.is_of_head())
-            else {
+            let Some(info) = self.store.layer(layer).filter(LayerInfo::is_sealed_state) else {
                 return Ok(Outcome::Done);
             };
             let settled = info.mapped || self.store.is_remap_target(layer)?;

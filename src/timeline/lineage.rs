@@ -58,9 +58,7 @@ impl Common {
 
     /// All sealed states, oldest first.
     pub fn sealed(&self) -> Vec<LayerInfo> {
-        let mut all = self.store.catalog();
-        all.retain(|l| l.seal.is_some() && l.header.kind.is_of_head());
-        all
+        self.store.layers_where(LayerInfo::is_sealed_state)
     }
 
     /// The tree of a sealed layer.

@@ -396,7 +396,7 @@ impl Fs {
         let upper = self.store.layer(self.upper_layer());
         let head = upper.map(|info| info.header.head.clone()).unwrap_or_default();
         let sees = self.visibility();
-        self.store.checkpoint_names(&head, move |info| is_state(info) && sees(info))
+        self.store.checkpoint_names(&head, move |info| info.is_sealed_state() && sees(info))
     }
 
     /// The names of the directories of checkpoints. Their other names are links to these.
@@ -408,7 +408,7 @@ impl Fs {
 
     /// Whether a layer is the seal of a state that the mount shows.
     fn is_seen(&self, info: &LayerInfo) -> bool {
-        is_state(info) && self.sees(info)
+        info.is_sealed_state() && self.sees(info)
     }
 
     /// The attributes of a node with its id as inode number.
@@ -426,11 +426,6 @@ impl Fs {
         let id = self.snapdir.table.lock().hold(node);
         Ok(Entry { id, attr: self.snapdir_attr(id, attr) })
     }
-}
-
-/// Whether a layer is the seal of a state of the head.
-fn is_state(info: &LayerInfo) -> bool {
-    info.seal.is_some() && info.header.kind.is_of_head()
 }
 
 /// A directory entry for the node with this id.

@@ -60,8 +60,13 @@ impl LayerInfo {
         !self.compact && self.bytes > SMALL_JOURNAL
     }
 
+    /// Whether it is a sealed state of a head.
+    pub fn is_sealed_state(&self) -> bool {
+        self.seal.is_some() && self.header.kind.is_of_head()
+    }
+
     /// The seal of a checkpoint that is listed: of all but automatic ones.
     pub fn listed_seal(&self) -> Option<&Seal> {
-        self.seal.as_deref().filter(|seal| self.header.kind.is_of_head() && !seal.automatic)
+        self.seal.as_deref().filter(|seal| self.is_sealed_state() && !seal.automatic)
     }
 }

@@ -241,17 +241,27 @@ impl ArchivedLayers {
     /// # Errors
     /// As pread(2), and damage.
     pub fn get(&self, layer: LayerId) -> Result<Option<ArchivedLayer>> {
-        let found = {
-            let state = self.state.lock();
-            let position = state.positions.get(&layer).copied();
-            position.and_then(|(id, index)| Some((id, index, state.blocks.get(&id)?.clone())))
-        };
-        let Some((id, index, chunks)) = found else { return Ok(None) };
-        let archived = self.block(id, &chunks)?.get(index).filter(|found| found.layer == layer);
-        let missing = || {
-            Error::damage(format!("read a block of {ARCHIVE}/{ROOT}"), format!("no layer {layer}"))
-        };
-        archived.ok_or_else(missing).map(Some)
+        while let Some((id, index, chunks)) = self.place_of(layer) {
+            let missing = || {
+                let attempt = format!("read a block of {ARCHIVE}/{ROOT}");
+                Error::damage(attempt, format!("no layer {layer}"))
+            };
+            let found = self.block(id, &chunks).and_then(|block| {
+                block.get(index).filter(|found| found.layer == layer).ok_or_else(missing)
+            });
+            // The writer may have replaced the block meanwhile, and removed its packs.
+            if found.is_ok() || self.place_of(layer).is_some_and(|(now, ..)| now == id) {
+                return found.map(Some);
+            }
+        }
+        Ok(None)
+    }
+
+    /// The block of a layer, the index in it, and the chunks of the block.
+    fn place_of(&self, layer: LayerId) -> Option<(BlockId, usize, Vec<ChunkRef>)> {
+        let state = self.state.lock();
+        let (id, index) = state.positions.get(&layer).copied()?;
+        Some((id, index, state.blocks.get(&id)?.clone()))
     }
 
     fn block(&self, id: BlockId, chunks: &[ChunkRef]) -> Result<Arc<Block>> {

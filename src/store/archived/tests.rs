@@ -207,6 +207,30 @@ fn files_of_an_interrupted_move_are_ignored_and_removed() {
     assert!(unnamed.content.chunks.iter().all(|chunk| !archive.has(&chunk.digest).unwrap()));
 }
 
+#[test]
+fn a_layer_is_read_while_its_block_is_replaced_and_packs_are_removed() {
+    let (_dir, store) = store();
+    let (_, layers) = open(&store);
+    let is_done = std::sync::atomic::AtomicBool::new(false);
+    publish(&layers, &store, &[Change::Put(archived(7, 0))]);
+    std::thread::scope(|scope| {
+        let reader = scope.spawn(|| {
+            while !is_done.load(std::sync::atomic::Ordering::Relaxed) {
+                layers.blocks.lock().clear();
+                assert!(layers.get(LayerId(7)).unwrap().is_some());
+            }
+        });
+        for step in 0..300 {
+            publish(&layers, &store, &[Change::Put(archived(7, step as u8))]);
+            while !matches!(layers.tidy(1000).unwrap(), Tidied::Unchanged) {}
+            if reader.is_finished() {
+                break;
+            }
+        }
+        is_done.store(true, std::sync::atomic::Ordering::Relaxed);
+    });
+}
+
 mod content {
     use super::*;
     use crate::store::content::ReadOutcome;

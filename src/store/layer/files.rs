@@ -63,12 +63,7 @@ impl Layers {
     /// # Errors
     /// As open(2) and read(2), and damage of the archive.
     pub(in crate::store) fn read(&self, layer: LayerId, name: &str) -> Result<Option<Vec<u8>>> {
-        if name != INDEX
-            && let Some(archived) = self.archived.get(layer)?
-        {
-            return Ok(file_of(archived, name));
-        }
-        self.dir_of(layer)?.read(name)
+        self.look_up(layer, name, |archived| file_of(archived, name), |dir| dir.read(name))
     }
 
     /// As [`Layers::read`], but a long file stays on disk and is read piece by piece.
@@ -80,19 +75,42 @@ impl Layers {
         layer: LayerId,
         name: &str,
     ) -> Result<Option<LogBytes>> {
-        if name != INDEX
-            && let Some(archived) = self.archived.get(layer)?
-        {
-            return Ok(file_of(archived, name).map(LogBytes::Memory));
+        let in_archive = |archived| file_of(archived, name).map(LogBytes::Memory);
+        let in_directory = |dir: StoreDir| {
+            let Some(file) = dir.open_file(name)? else { return Ok(None) };
+            let len = file.metadata().attempt(|| format!("stat {}", dir.show(name)))?.len();
+            // 'jailfs check' holds the logs of all layers at once. It would reach RLIMIT_NOFILE if
+            // each of them was an open file.
+            if len <= IN_MEMORY {
+                return Ok(dir.read(name)?.map(LogBytes::Memory));
+            }
+            Ok(Some(LogBytes::File(Arc::new(file), len)))
+        };
+        self.look_up(layer, name, in_archive, in_directory)
+    }
+
+    /// Looks for a file of a layer in the archive, and then in the directory of the layer.
+    ///
+    /// A layer can move into the archive between the two, and loses its files one after the other
+    /// then. So the archive has the last word.
+    fn look_up<T>(
+        &self,
+        layer: LayerId,
+        name: &str,
+        in_archive: impl Fn(ArchivedLayer) -> T,
+        in_directory: impl FnOnce(StoreDir) -> Result<T>,
+    ) -> Result<T> {
+        if name == INDEX {
+            return self.dir_of(layer).and_then(in_directory);
         }
-        let Some(file) = self.dir_of(layer)?.open_file(name)? else { return Ok(None) };
-        let len = file.metadata().attempt(|| format!("stat {}", self.show(layer, name)))?.len();
-        // 'jailfs check' holds the logs of all layers at once. It would reach RLIMIT_NOFILE if each
-        // of them was an open file.
-        if len <= IN_MEMORY {
-            return Ok(self.read(layer, name)?.map(LogBytes::Memory));
+        if let Some(archived) = self.archived.get(layer)? {
+            return Ok(in_archive(archived));
         }
-        Ok(Some(LogBytes::File(Arc::new(file), len)))
+        let found = self.dir_of(layer).and_then(in_directory);
+        match self.archived.get(layer)? {
+            Some(archived) => Ok(in_archive(archived)),
+            None => found,
+        }
     }
 
     /// The path of a file of a layer, for messages.
@@ -111,14 +129,12 @@ impl Layers {
     /// # Errors
     /// As fstatat(2), and damage of the archive.
     pub(in crate::store) fn sidecars(&self, layer: LayerId) -> Result<Sidecars> {
-        match self.archived.get(layer)? {
-            Some(archived) => self.sidecars_of(&archived),
-            None => {
-                let dir = self.dir_of(layer)?;
-                let (summed, mapped) = (dir.size(SUMS)?.is_some(), dir.size(MAP)?.is_some());
-                Ok(Sidecars { summed, mapped, index: dir.size(INDEX)?, archived: None })
-            }
-        }
+        let index = self.index_size(layer)?;
+        let in_archive = |archived| sidecars_in_archive(&archived, index);
+        self.look_up(layer, JOURNAL, in_archive, |dir| {
+            let (summed, mapped) = (dir.size(SUMS)?.is_some(), dir.size(MAP)?.is_some());
+            Ok(Sidecars { summed, mapped, index, archived: None })
+        })
     }
 
     /// The files that a layer in the archive has besides its journal.
@@ -126,13 +142,12 @@ impl Layers {
     /// # Errors
     /// As fstatat(2).
     pub(in crate::store) fn sidecars_of(&self, archived: &ArchivedLayer) -> Result<Sidecars> {
-        // Most layers in the archive have no directory.
-        let index = match self.dir.size(&dir_name(archived.layer))? {
-            Some(_) => self.dir_of(archived.layer)?.size(INDEX)?,
-            None => None,
-        };
-        let (mapped, archived) = (archived.map.is_some(), Some(archived.end));
-        Ok(Sidecars { summed: true, mapped, index, archived })
+        Ok(sidecars_in_archive(archived, self.index_size(archived.layer)?))
+    }
+
+    /// Bytes of the index of a layer. Most layers in the archive have no directory.
+    fn index_size(&self, layer: LayerId) -> Result<Option<u64>> {
+        self.dir.size(&format!("{}/{INDEX}", dir_name(layer)))
     }
 
     /// Removes the files that an interrupted move into the archive left behind. `directories` are
@@ -203,5 +218,43 @@ fn file_of(archived: ArchivedLayer, name: &str) -> Option<Vec<u8>> {
         JOURNAL => Some(archived.journal),
         MAP => archived.map,
         _ => None,
+    }
+}
+
+fn sidecars_in_archive(archived: &ArchivedLayer, index: Option<u64>) -> Sidecars {
+    let (mapped, end) = (archived.map.is_some(), archived.end);
+    Sidecars { summed: true, mapped, index, archived: Some(end) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::archived::{Change, StoredContent};
+
+    fn archive(layers: &Layers, store: &StoreDir, layer: LayerId) {
+        let (journal, content) = (b"archived".to_vec(), StoredContent::default());
+        let change = Change::Put(ArchivedLayer { layer, end: 9, journal, map: None, content });
+        let mut writer = layers.archived.made(store, false).unwrap().writer();
+        let mut published = layers.archived.publish(&mut writer, &[change], 9).unwrap();
+        layers.archived.adopt(&mut published);
+        layers.clear(layer).unwrap();
+    }
+
+    #[test]
+    fn a_layer_that_moves_into_the_archive_while_its_files_are_read_is_read_there() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = StoreDir::open(dir.path()).unwrap();
+        store.make_dir("layers").unwrap();
+        let layers = Layers::open(&store, false, &mut |_| ()).unwrap();
+        let layer = LayerId(7);
+        let directory = layers.dir.make_dir(&dir_name(layer)).unwrap();
+        directory.publish(JOURNAL, b"plain", false).unwrap();
+        assert_eq!(layers.read(layer, JOURNAL).unwrap().as_deref(), Some(b"plain".as_slice()));
+        let in_archive = |archived| file_of(archived, JOURNAL);
+        let found = layers.look_up(layer, JOURNAL, in_archive, |dir| {
+            archive(&layers, &store, layer);
+            dir.read(JOURNAL)
+        });
+        assert_eq!(found.unwrap().as_deref(), Some(b"archived".as_slice()));
     }
 }

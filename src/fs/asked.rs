@@ -1,4 +1,4 @@
-//! Runs operations under the core lock, and asks the base in between, without the lock.
+//! Runs operations under the locks of a head, and asks the base in between, without them.
 //!
 //! So a slow base delays only the requests that need it. An operation is served by the answers that
 //! it got so far (`fs/merged/answers.rs`). It runs again with each answer that it lacked. For nodes
@@ -7,6 +7,7 @@
 //! Always true: an answer counts only while the head shows the same epoch of the base. An apply in
 //! between may have written the node, and the base is asked again.
 
+use std::ops::Deref;
 use std::sync::Arc;
 
 use crate::base::DirLookup;
@@ -15,6 +16,7 @@ use crate::fs::merged::answers::{Answers, Question};
 #[cfg(test)]
 use crate::fs::merged::lower::LOOKUPS;
 use crate::fs::merged::lower::{Lower, LowerNode};
+use crate::fs::writing::Writing;
 use crate::fs::{Core, Fs};
 use crate::sys::lock::RankedGuard;
 use crate::tree::Body;
@@ -76,7 +78,7 @@ impl First {
 }
 
 impl Fs {
-    /// Runs an operation under the core lock.
+    /// Runs an operation that only reads, under the core lock.
     ///
     /// # Errors
     /// Those of the operation.
@@ -84,7 +86,7 @@ impl Fs {
         &self,
         operation: impl FnMut(&mut Core) -> Result<T, E>,
     ) -> Result<T, E> {
-        self.run(|_| [None, None], operation)
+        self.look(|_| [None, None], operation)
     }
 
     /// As [`Fs::with_core`], for an operation on a node.
@@ -96,23 +98,7 @@ impl Fs {
         id: NodeId,
         operation: impl FnMut(&mut Core) -> FsResult<T>,
     ) -> FsResult<T> {
-        let first = |core: &Core| [core.place_in_base(id).cloned().map(First::Node), None];
-        self.run(first, operation)
-    }
-
-    /// As [`Fs::with_node`], for an operation that must wait for more than the base. `wait` is
-    /// called without the lock before each further run.
-    ///
-    /// # Errors
-    /// Those of the operation.
-    pub(in crate::fs) fn with_node_and_wait<T>(
-        &self,
-        id: NodeId,
-        operation: impl FnMut(&mut Core) -> FsResult<T>,
-        wait: impl FnMut(),
-    ) -> FsResult<T> {
-        let first = |core: &Core| [core.place_in_base(id).cloned().map(First::Node), None];
-        self.run_and_wait(first, operation, wait)
+        self.look(node(id), operation)
     }
 
     /// As [`Fs::with_core`], for an operation that reads the content of a node.
@@ -125,7 +111,7 @@ impl Fs {
         operation: impl FnMut(&mut Core) -> FsResult<T>,
     ) -> FsResult<T> {
         let first = |core: &Core| [core.place_in_base(id).cloned().map(First::Content), None];
-        self.run(first, operation)
+        self.look(first, operation)
     }
 
     /// As [`Fs::with_core`], for an operation that reads the extended attributes of a node.
@@ -138,7 +124,7 @@ impl Fs {
         operation: impl FnMut(&mut Core) -> FsResult<T>,
     ) -> FsResult<T> {
         let first = |core: &Core| [core.place_in_base(id).cloned().map(First::Xattrs), None];
-        self.run(first, operation)
+        self.look(first, operation)
     }
 
     /// As [`Fs::with_core`], for an operation on a name in a directory.
@@ -150,35 +136,7 @@ impl Fs {
         (dir, name): (NodeId, &Name),
         operation: impl FnMut(&mut Core) -> FsResult<T>,
     ) -> FsResult<T> {
-        self.run(|core| [core.name_in_base(dir, name), None], operation)
-    }
-
-    /// As [`Fs::with_core`], for an operation on two names in directories.
-    ///
-    /// # Errors
-    /// Those of the operation.
-    pub(in crate::fs) fn with_names<T>(
-        &self,
-        names: [(NodeId, &Name); 2],
-        operation: impl FnMut(&mut Core) -> FsResult<T>,
-    ) -> FsResult<T> {
-        self.run(|core| names.map(|(dir, name)| core.name_in_base(dir, name)), operation)
-    }
-
-    /// As [`Fs::with_core`], for an operation on a node and a name.
-    ///
-    /// # Errors
-    /// Those of the operation.
-    pub(in crate::fs) fn with_node_and_name<T>(
-        &self,
-        id: NodeId,
-        (dir, name): (NodeId, &Name),
-        operation: impl FnMut(&mut Core) -> FsResult<T>,
-    ) -> FsResult<T> {
-        let first = |core: &Core| {
-            [core.place_in_base(id).cloned().map(First::Node), core.name_in_base(dir, name)]
-        };
-        self.run(first, operation)
+        self.look(|core| [core.name_in_base(dir, name), None], operation)
     }
 
     /// As [`Fs::with_core`], for an operation on a directory whose names are looked up next. Also
@@ -189,11 +147,13 @@ impl Fs {
     pub(in crate::fs) fn with_dir<T>(
         &self,
         id: NodeId,
-        operation: impl FnMut(&mut Core) -> FsResult<T>,
+        mut operation: impl FnMut(&mut Core) -> FsResult<T>,
     ) -> FsResult<(T, Option<DirLookup>)> {
+        let operation = |core: &mut RankedGuard<'_, Core>| operation(core);
         let core = self.core();
         let Some(path) = core.place_in_base(id).cloned() else {
-            return Ok((self.repeat(core, (Answers::default(), None), operation, || ())?, None));
+            let known = (Answers::default(), None);
+            return Ok((repeat(|| self.core(), core, known, operation, || ())?, None));
         };
         let lower = Arc::clone(&core.lower);
         drop(core);
@@ -201,59 +161,146 @@ impl Fs {
         #[cfg(test)]
         LOOKUPS.set(LOOKUPS.get() + 1);
         answers.add(Question::Stat(path), opened.stat_dir());
-        Ok((self.repeat(self.core(), (answers, Some(lower)), operation, || ())?, Some(opened)))
+        let known = (answers, Some(lower));
+        Ok((repeat(|| self.core(), self.core(), known, operation, || ())?, Some(opened)))
     }
 
-    fn run<T, E>(
+    /// Runs an operation that changes something.
+    ///
+    /// # Errors
+    /// Those of the operation.
+    pub(in crate::fs) fn change<T, E>(
         &self,
-        first: impl FnOnce(&Core) -> [Option<First>; 2],
-        operation: impl FnMut(&mut Core) -> Result<T, E>,
+        operation: impl FnMut(&mut Writing<'_>) -> Result<T, E>,
     ) -> Result<T, E> {
-        self.run_and_wait(first, operation, || ())
+        run(|| self.writing(), |_| [None, None], operation, || ())
     }
 
-    fn run_and_wait<T, E>(
+    /// As [`Fs::change`], for an operation on a node.
+    ///
+    /// # Errors
+    /// Those of the operation.
+    pub(in crate::fs) fn change_node<T>(
         &self,
-        first: impl FnOnce(&Core) -> [Option<First>; 2],
-        operation: impl FnMut(&mut Core) -> Result<T, E>,
+        id: NodeId,
+        operation: impl FnMut(&mut Writing<'_>) -> FsResult<T>,
+    ) -> FsResult<T> {
+        run(|| self.writing(), node(id), operation, || ())
+    }
+
+    /// As [`Fs::change_node`], for an operation that must wait for more than the base. `wait` is
+    /// called without a lock before each further run.
+    ///
+    /// # Errors
+    /// Those of the operation.
+    pub(in crate::fs) fn change_node_and_wait<T>(
+        &self,
+        id: NodeId,
+        operation: impl FnMut(&mut Writing<'_>) -> FsResult<T>,
         wait: impl FnMut(),
-    ) -> Result<T, E> {
-        let mut answers = Answers::default();
-        let mut core = self.core();
-        let questions = first(&core);
-        let mut lower = None;
-        if questions.iter().any(Option::is_some) {
-            let asked = lower.insert(Arc::clone(&core.lower));
-            drop(core);
-            questions.into_iter().flatten().for_each(|first| first.ask(asked, &mut answers));
-            core = self.core();
-        }
-        self.repeat(core, (answers, lower), operation, wait)
+    ) -> FsResult<T> {
+        run(|| self.writing(), node(id), operation, wait)
     }
 
-    /// Runs an operation, again with each answer that it lacks, and after each wait. `lower` is the
-    /// base that gave the answers, if there are any.
-    fn repeat<'a, T, E>(
-        &'a self,
-        mut core: RankedGuard<'a, Core>,
-        (mut answers, mut lower): (Answers, Option<Arc<Lower>>),
+    /// As [`Fs::change`], for an operation on a name in a directory.
+    ///
+    /// # Errors
+    /// Those of the operation.
+    pub(in crate::fs) fn change_name<T>(
+        &self,
+        (dir, name): (NodeId, &Name),
+        operation: impl FnMut(&mut Writing<'_>) -> FsResult<T>,
+    ) -> FsResult<T> {
+        let first = |core: &Core| [core.name_in_base(dir, name), None];
+        run(|| self.writing(), first, operation, || ())
+    }
+
+    /// As [`Fs::change`], for an operation on two names in directories.
+    ///
+    /// # Errors
+    /// Those of the operation.
+    pub(in crate::fs) fn change_names<T>(
+        &self,
+        names: [(NodeId, &Name); 2],
+        operation: impl FnMut(&mut Writing<'_>) -> FsResult<T>,
+    ) -> FsResult<T> {
+        let first = |core: &Core| names.map(|(dir, name)| core.name_in_base(dir, name));
+        run(|| self.writing(), first, operation, || ())
+    }
+
+    /// As [`Fs::change`], for an operation on a node and a name.
+    ///
+    /// # Errors
+    /// Those of the operation.
+    pub(in crate::fs) fn change_node_and_name<T>(
+        &self,
+        id: NodeId,
+        (dir, name): (NodeId, &Name),
+        operation: impl FnMut(&mut Writing<'_>) -> FsResult<T>,
+    ) -> FsResult<T> {
+        let first = |core: &Core| {
+            [core.place_in_base(id).cloned().map(First::Node), core.name_in_base(dir, name)]
+        };
+        run(|| self.writing(), first, operation, || ())
+    }
+
+    fn look<T, E>(
+        &self,
+        first: impl FnOnce(&Core) -> [Option<First>; 2],
         mut operation: impl FnMut(&mut Core) -> Result<T, E>,
-        mut wait: impl FnMut(),
     ) -> Result<T, E> {
-        loop {
-            if lower.as_ref().is_some_and(|asked| !Arc::ptr_eq(asked, &core.lower)) {
-                answers.clear();
-            }
-            let result = answers.serve(|| operation(&mut core));
-            if !answers.must_run_again() {
-                return result;
-            }
-            lower = Some(Arc::clone(&core.lower));
-            drop(core);
-            answers.ask_missing();
-            wait();
-            core = self.core();
+        let operation = |core: &mut RankedGuard<'_, Core>| operation(core);
+        run(|| self.core(), first, operation, || ())
+    }
+}
+
+/// The first question of an operation on a node.
+fn node(id: NodeId) -> impl FnOnce(&Core) -> [Option<First>; 2] {
+    move |core| [core.place_in_base(id).cloned().map(First::Node), None]
+}
+
+/// Runs an operation under the locks that `lock` takes.
+fn run<G: Deref<Target = Core>, T, E>(
+    lock: impl Fn() -> G,
+    first: impl FnOnce(&Core) -> [Option<First>; 2],
+    operation: impl FnMut(&mut G) -> Result<T, E>,
+    wait: impl FnMut(),
+) -> Result<T, E> {
+    let mut answers = Answers::default();
+    let mut core = lock();
+    let questions = first(&core);
+    let mut lower = None;
+    if questions.iter().any(Option::is_some) {
+        let asked = lower.insert(Arc::clone(&core.lower));
+        drop(core);
+        questions.into_iter().flatten().for_each(|first| first.ask(asked, &mut answers));
+        core = lock();
+    }
+    repeat(lock, core, (answers, lower), operation, wait)
+}
+
+/// Runs an operation, again with each answer that it lacks, and after each wait. `lower` is the
+/// base that gave the answers, if there are any.
+fn repeat<G: Deref<Target = Core>, T, E>(
+    lock: impl Fn() -> G,
+    mut core: G,
+    (mut answers, mut lower): (Answers, Option<Arc<Lower>>),
+    mut operation: impl FnMut(&mut G) -> Result<T, E>,
+    mut wait: impl FnMut(),
+) -> Result<T, E> {
+    loop {
+        if lower.as_ref().is_some_and(|asked| !Arc::ptr_eq(asked, &core.lower)) {
+            answers.clear();
         }
+        let result = answers.serve(|| operation(&mut core));
+        if !answers.must_run_again() {
+            return result;
+        }
+        lower = Some(Arc::clone(&core.lower));
+        drop(core);
+        answers.ask_missing();
+        wait();
+        core = lock();
     }
 }
 

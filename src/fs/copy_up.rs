@@ -4,12 +4,13 @@
 //! Content stays in the base: the file gets extents that refer to its origin.
 
 use crate::error::{FsError, FsResult};
+use crate::fs::Found;
 use crate::fs::merged::lower::LowerNode;
-use crate::fs::{Core, Found};
-use crate::tree::{Dentry, Edit, Hides};
+use crate::fs::writing::Writing;
+use crate::tree::{Body, Dentry, Edit, Hides};
 use crate::types::{Ino, Name, TreePath};
 
-impl Core {
+impl Writing<'_> {
     /// Copies up a node that was found at a path of the base, and the directories above it.
     ///
     /// # Errors
@@ -21,9 +22,19 @@ impl Core {
         node: &LowerNode,
     ) -> FsResult<Ino> {
         let edits = self.copy_up_edits(ino, path, node)?;
-        self.commit_copy_up(edits)?;
-        if let Some(id) = self.held.id_of(ino) {
-            self.coherence.note_recorded(&mut self.held, id, node);
+        let has_dir = edits.iter().any(
+            |edit| matches!(edit, Edit::Put { node, .. } if matches!(node.body, Body::Dir { .. })),
+        );
+        if has_dir {
+            // If a lookup found the directory at another path of the base meanwhile, the kernel
+            // would hold it there, and move it here at the next lookup.
+            self.keeping_core(|core| core.commit_copy_up(edits))?;
+        } else {
+            self.commit_copy_up(edits)?;
+        }
+        let core = &mut **self;
+        if let Some(id) = core.held.id_of(ino) {
+            core.coherence.note_recorded(&mut core.held, id, node);
         }
         Ok(ino)
     }
@@ -32,7 +43,7 @@ impl Core {
     /// number, and the base node that the name hides.
     ///
     /// # Errors
-    /// ENOENT for nothing; those of [`Core::copy_up_base`].
+    /// ENOENT for nothing; those of [`Writing::copy_up_base`].
     pub(super) fn copy_up_found(
         &mut self,
         dir: Ino,

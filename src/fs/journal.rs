@@ -9,9 +9,9 @@ use crate::fs::upper::{JournalNotice, NextCheck};
 use crate::store::layer::JournalEnd;
 use crate::tree::Tree;
 
-/// Bytes of records that may be copied under the core lock, which takes some milliseconds.
+/// Bytes of records that may be copied while changes wait, which takes some milliseconds.
 const MAX_COPY_UNDER_LOCK: u64 = 64 << 10;
-/// The number of passes over new records before the rest is copied under the core lock in any case.
+/// The number of passes over new records before the rest is copied while changes wait in any case.
 const PASSES: u32 = 8;
 
 /// The journal and the tree of the upper layer at one moment.
@@ -25,28 +25,28 @@ pub struct OpenJournal {
 impl Fs {
     /// Sets the function that is called when the length of the journal is to be checked.
     pub fn set_journal_notice(&self, notice: Option<JournalNotice>) {
-        self.core().upper.set_notice(notice);
+        self.writing().upper.set_notice(notice);
     }
 
     /// Sets the next check of the journal's length. Does nothing if its layer is no longer the
     /// upper one.
     pub fn set_next_journal_check(&self, next: NextCheck) {
-        self.core().upper.set_next_check(next);
+        self.writing().upper.set_next_check(next);
     }
 
     /// The end of the journal of the upper layer as it is now.
     pub fn journal_end(&self) -> JournalEnd {
-        self.core().upper.journal_end()
+        self.writing().upper.journal_end()
     }
 
     /// The journal of the upper layer as it is now.
     pub fn open_journal(&self) -> OpenJournal {
-        let core = self.core();
+        let core = self.writing();
         OpenJournal { end: core.upper.journal_end(), tree: core.tree.clone() }
     }
 
     /// Replaces the journal of the upper layer by the edits that lead from `below`, the tree of the
-    /// layer below, to the present tree. Programs write meanwhile. They wait for the last step
+    /// layer below, to the present tree. Programs write meanwhile. Changes wait for the last step
     /// only, which is a rename; a sync waits for one more sync.
     ///
     /// # Errors
@@ -60,16 +60,22 @@ impl Fs {
         // From here on no sync, seal or rewrite of the layer is under way.
         let mut gate = self.sync_gate.lock();
         self.finish_pending(&mut gate)?;
-        rewrite.follow(&self.core().upper.journal_end())?;
+        rewrite.follow(&self.journal_end())?;
         self.sync_all_but_journal()?;
         rewrite.mark_synced()?;
         for _ in 0..PASSES {
-            let end = self.core().upper.journal_end();
+            let end = self.journal_end();
             if rewrite.follow(&end)? <= MAX_COPY_UNDER_LOCK {
                 break;
             }
         }
-        self.core().upper.go_on_in(&mut rewrite)?;
+        {
+            let mut core = self.writing();
+            core.upper.check()?;
+            let end = core.upper.journal_end();
+            core.released(|| rewrite.publish(&end))?;
+            core.upper.go_on_in(&mut rewrite);
+        }
         gate.exchange = Some(rewrite.exchange());
         Ok(self.sync_exchange(&mut gate)?)
     }
@@ -80,9 +86,9 @@ impl Fs {
             return Ok(());
         }
         // Also if all records are synced: the bytes of some may be in the old journal only.
-        let work = self.core().upper.sync_work();
+        let work = self.writing().upper.sync_work();
         self.sync_step(|| work.sync_pool())?;
-        self.core().upper.note_pool_synced(&work);
+        self.writing().upper.note_pool_synced(&work);
         Ok(self.sync_identities()?)
     }
 
@@ -96,7 +102,7 @@ impl Fs {
             Ok(()) => gate.exchange = None,
             Err(error) if error.is_full() => {}
             Err(_) => {
-                let mut core = self.core();
+                let mut core = self.writing();
                 core.sync_failed();
                 core.upper.exchange_failed();
             }

@@ -5,12 +5,13 @@
 //! write content to the pool of the upper layer, commit a list of edits.
 //!
 //! Always true:
-//! * [`Core::commit`] appends the edits to the journal as one frame, and then applies them to the
-//!   tree. So a completed operation is on record.
+//! * A commit appends the edits to the journal as one frame, and then applies them to the tree. So
+//!   a completed operation is on record.
 //! * A copy-up is committed on its own. It changes nothing that a program can see.
-//! * One lock guards the state of a head. It is never held across a reply, an invalidation of the
-//!   kernel's caches, or a sync. No request asks the base under it ([`asked`]). A read takes it
-//!   only to find out where the bytes are.
+//! * One lock, the core lock, guards the state of a head. It is never held across a reply, an
+//!   invalidation of the kernel's caches, or a sync. No request asks the base under it ([`asked`]).
+//!   A read takes it only to find out where the bytes are. A change is one at a time by a lock of
+//!   its own, and releases the core lock while a file of the store is written ([`writing`]).
 //!
 //! [`Core`] consists of components with their own methods and invariants; its own methods join
 //! several of them.
@@ -29,6 +30,7 @@ mod switch;
 mod sync;
 mod target;
 mod upper;
+mod writing;
 
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
@@ -36,25 +38,24 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 
-use crate::error::{FsError, FsResult, Result};
+use crate::error::Result;
 use crate::fs::edits::EditHistory;
 use crate::fs::kernel::coherence::Coherence;
 use crate::fs::kernel::held::HeldNodes;
 use crate::fs::links::Links;
-use crate::fs::merged::answers;
 use crate::fs::merged::lower::Lower;
 use crate::fs::space::quota::Quota;
 use crate::fs::space::reclaim::Reclaim;
 use crate::fs::sync::SyncGate;
 use crate::fs::target::Target;
 use crate::fs::upper::UpperLayer;
+
 use crate::jail::Jail;
 use crate::store::Store;
 use crate::store::edits_log::Content;
 use crate::store::layer::Upper;
-use crate::store::record::Record;
 use crate::sys::lock::{Rank, RankedGuard, RankedMutex};
-use crate::tree::{Edit, Misfit, Tree};
+use crate::tree::Tree;
 use crate::types::{ByteRange, Epoch, LayerId, Name, NodeId, TreePath};
 
 pub use edits::{
@@ -155,6 +156,8 @@ impl DerefMut for Core {
 /// A head of a store, as a filesystem.
 pub struct Fs {
     store: Arc<Store>,
+    /// Held by a change. Taken before `core`.
+    one_at_a_time: RankedMutex<()>,
     core: RankedMutex<Core>,
     /// The number of times that the core lock was taken.
     requests: AtomicU64,
@@ -184,6 +187,7 @@ impl Fs {
         };
         Fs {
             store,
+            one_at_a_time: RankedMutex::new(Rank::Writing, ()),
             core: RankedMutex::new(Rank::Core, core),
             requests: AtomicU64::new(0),
             has_stale,
@@ -204,7 +208,7 @@ impl Fs {
         *self.jail.lock() = Arc::new(jail);
     }
 
-    /// Takes the core lock.
+    /// Takes the core lock, to read. A change takes [`Fs::writing`].
     fn core(&self) -> RankedGuard<'_, Core> {
         self.requests.fetch_add(1, Ordering::Relaxed);
         let mut core = self.core.lock();
@@ -226,7 +230,7 @@ impl Fs {
     /// Everything that refers to content at this moment.
     pub fn live_set(&self) -> LiveSet {
         let (live, edits) = {
-            let core = self.core();
+            let core = self.writing();
             let (reserved, end) = core.upper.pool.reserved();
             let live = LiveSet {
                 state: core.state.clone(),
@@ -276,44 +280,6 @@ impl Fs {
         } else if core.held.id_of(forgotten.node.ino).is_none() {
             core.coherence.forget_aliases(forgotten.node.ino);
         }
-    }
-}
-
-impl Core {
-    /// Appends an operation to the journal, and then applies it to the tree.
-    ///
-    /// # Errors
-    /// Those of the store; then nothing has changed.
-    fn commit(&mut self, edits: Vec<Edit>) -> FsResult<()> {
-        if edits.is_empty() {
-            return Ok(());
-        }
-        self.commit_copy_up(edits)?;
-        answers::note_committed();
-        Ok(())
-    }
-
-    /// As [`Core::commit`], for a copy-up: a program cannot see it, so the operation may still run
-    /// again.
-    fn commit_copy_up(&mut self, edits: Vec<Edit>) -> FsResult<()> {
-        // A record that does not fit the tree would make the layer unreadable for ever.
-        self.tree.validate(&edits).map_err(|Misfit(what)| FsError::Damage(what))?;
-        let record = Record::Edits(edits);
-        self.append(&record)?;
-        let Record::Edits(edits) = record else { return Ok(()) };
-        for edit in &edits {
-            self.tree.apply(edit).map_err(|Misfit(what)| FsError::Damage(what))?;
-        }
-        self.upper.check_journal(&self.state.tree);
-        Ok(())
-    }
-
-    /// Appends a record to the journal of the upper layer, and counts its bytes.
-    fn append(&mut self, record: &Record) -> FsResult<()> {
-        answers::check_complete()?;
-        let bytes = self.upper.append(record)?;
-        self.quota.add(bytes);
-        Ok(())
     }
 }
 

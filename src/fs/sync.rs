@@ -12,10 +12,12 @@
 
 use crate::error::{FsResult, Result};
 use crate::fs::edits::{EditHistory, LogMark};
+use crate::fs::writing::Writing;
 use crate::fs::{Core, Fs};
 use crate::store::io::fsync_probe::Unsynced;
 use crate::store::layer::{JournalExchange, SyncWork, Upper};
 use crate::store::record::Seal;
+use crate::sys::lock::allow_waits;
 
 /// The work to do before the next sync or seal succeeds. A lock around it is the sync gate.
 #[derive(Default)]
@@ -36,13 +38,13 @@ impl Fs {
             return Ok(());
         }
         let (end, mark) = {
-            let core = self.core();
+            let core = self.writing();
             (core.upper.journal_end(), core.edits.as_ref().map(EditHistory::log_mark))
         };
         let mut gate = self.sync_gate.lock();
         self.finish_pending(&mut gate)?;
         let mut work = {
-            let mut core = self.core();
+            let mut core = self.writing();
             // A sync that another caller waited for may cover this call, even if there are new
             // records since.
             let work = if core.upper.has_synced(&end) { None } else { core.upper.begin_sync() };
@@ -56,17 +58,17 @@ impl Fs {
         };
         if work.in_doubt {
             self.sync_step(|| work.sync_journal())?;
-            self.core().upper.mark_synced(&work);
+            self.writing().upper.mark_synced(&work);
         }
         self.sync_identities()?;
         self.sync_step(|| work.check_pool())?;
         if !self.append_redo(&mut work) {
             self.sync_step(|| work.sync_pool())?;
             self.sync_identities()?;
-            self.store.with_reserve(|| self.core().upper.pool_synced(&mut work))?;
+            self.store.with_reserve(|| self.append_mark(&mut work))?;
         }
         self.sync_step(|| work.sync_journal())?;
-        let mut core = self.core();
+        let mut core = self.writing();
         core.upper.journal_synced(&work);
         core.note_edits_synced(mark);
         Ok(())
@@ -75,14 +77,31 @@ impl Fs {
     /// Appends a mark with the unsynced bytes of the pool, if they are few and the inode numbers of
     /// all records are synced.
     fn append_redo(&self, work: &mut SyncWork) -> bool {
-        let mut core = self.core();
+        let mut core = self.writing();
         let are_numbers_synced = self.store.identities().try_lock().is_some_and(|i| i.is_synced());
-        are_numbers_synced && core.upper.append_redo(work)
+        let frame = if are_numbers_synced { core.upper.begin_redo(work) } else { None };
+        let Some(mut frame) = frame else { return false };
+        core.released(|| frame.write());
+        let is_appended = core.upper.end_redo(work, frame);
+        if is_appended {
+            core.write_ahead();
+        }
+        is_appended
+    }
+
+    /// Appends the mark for a synced pool.
+    fn append_mark(&self, work: &mut SyncWork) -> Result<()> {
+        let mut core = self.writing();
+        let mut frame = core.upper.begin_mark(work)?;
+        core.released(|| frame.write());
+        core.upper.end_mark(work, frame)?;
+        core.write_ahead();
+        Ok(())
     }
 
     /// Refuses all further changes. Completed operations stay.
     pub fn stop(&self) {
-        self.core().upper.stop();
+        self.writing().upper.stop();
     }
 
     /// Whether a sync has failed since the head was opened.
@@ -97,7 +116,7 @@ impl Fs {
         let is_broken = identities.is_broken();
         drop(identities);
         if is_broken {
-            self.core().sync_failed();
+            self.writing().sync_failed();
         }
         synced
     }
@@ -113,15 +132,26 @@ impl Fs {
             self.store.keep_reserve();
         }
         if matches!(synced, Err(Unsynced::Lost(_))) {
-            self.core().sync_failed();
+            self.writing().sync_failed();
         }
         Ok(synced.map_err(Unsynced::into_error)?)
+    }
+}
+
+impl Writing<'_> {
+    /// Writes zeros behind the last record of the journal, if they are due.
+    fn write_ahead(&mut self) {
+        if let Some(mut zeros) = self.upper.begin_write_ahead() {
+            self.released(|| zeros.write());
+            self.upper.end_write_ahead(zeros);
+        }
     }
 }
 
 impl Core {
     /// An fsync failed: refuses all further changes, and marks what was not synced as lost.
     pub(super) fn sync_failed(&mut self) {
+        let _allowed = allow_waits();
         self.upper.sync_failed();
         if let Some(edits) = &mut self.edits {
             edits.note_sync_failed();

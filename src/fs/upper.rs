@@ -11,9 +11,7 @@
 
 use std::ops::{Deref, DerefMut};
 
-use crate::error::Result;
 use crate::store::layer::Upper;
-use crate::store::record::Record;
 use crate::tree::Tree;
 use crate::types::LayerId;
 
@@ -72,16 +70,6 @@ impl UpperLayer {
     pub(super) fn replace(&mut self, next: Upper) -> Upper {
         self.next_check = NextCheck::first(next.layer());
         std::mem::replace(&mut self.layer, next)
-    }
-
-    /// Appends a record to the journal. Returns its bytes.
-    ///
-    /// # Errors
-    /// As [`Upper::record`]; then the record is not in the journal.
-    pub(super) fn append(&mut self, record: &Record) -> Result<u64> {
-        let before = self.layer.journal_len();
-        self.layer.record(record)?;
-        Ok(self.layer.journal_len().saturating_sub(before))
     }
 
     pub(super) fn set_notice(&mut self, notice: Option<JournalNotice>) {

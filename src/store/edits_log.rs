@@ -30,6 +30,7 @@ use crate::store::io::disk;
 use crate::store::io::frames::{self, Frames, LogBytes};
 use crate::store::io::log::{self, FRAME_HEAD, Log};
 use crate::store::layer::Trust;
+use crate::sys::lock::allow_waits;
 use crate::tree::Source;
 use crate::types::ByteRange;
 pub use record::{Bounds, Content, EditsLogRecord, How, LoggedEdit};
@@ -253,6 +254,8 @@ pub struct EditsLog {
     store: Arc<Store>,
     head: String,
     standing: Standing,
+    /// The records at the end of the log that are not in the file yet.
+    waiting: Vec<EditsLogRecord>,
     /// Whether there was a warning that the log cannot be written.
     warned: bool,
     /// Whether all records are synced.
@@ -351,6 +354,7 @@ impl EditsLog {
             store: Arc::clone(store),
             head: head.to_owned(),
             standing: Standing::Untouched(0, 0),
+            waiting: Vec::new(),
             warned: false,
             synced: true,
             rewritten: Rewritten::default(),
@@ -401,18 +405,19 @@ impl EditsLog {
     /// Number of records; 0 if the log must be rewritten.
     pub fn count(&self) -> u64 {
         match &self.standing {
-            Standing::Untouched(_, count) => *count,
-            Standing::Open(log) => log.count(),
+            Standing::Untouched(_, count) if self.waiting.is_empty() => *count,
+            Standing::Untouched(..) | Standing::Open(_) => self.next_number(),
             Standing::Stale | Standing::Failed => 0,
         }
     }
 
     /// The highest number that the next record can have; `u64::MAX` if the log must be rewritten.
     pub fn next_number(&self) -> u64 {
+        let waiting = self.waiting.len() as u64;
         match &self.standing {
             // `Opened` comes first.
-            Standing::Untouched(_, count) => count + 1,
-            Standing::Open(log) => log.count(),
+            Standing::Untouched(_, count) => count + 1 + waiting,
+            Standing::Open(log) => log.count() + waiting,
             Standing::Stale | Standing::Failed => u64::MAX,
         }
     }
@@ -475,6 +480,7 @@ impl EditsLog {
     }
 
     fn try_publish(&mut self, new: NewLog) -> Result<()> {
+        let _allowed = allow_waits();
         let dir = self.dir()?;
         disk::rename(&dir, &new.name, &self.head)
             .attempt(|| format!("publish {}", dir.show(&self.head)))?;
@@ -482,6 +488,7 @@ impl EditsLog {
         self.rewrites += 1;
         self.refused = 0;
         self.synced = false;
+        self.waiting.clear();
         self.standing = Standing::Open(new.log);
         Ok(())
     }
@@ -497,40 +504,58 @@ impl EditsLog {
         matches!(self.standing, Standing::Failed)
     }
 
-    /// Appends a record with one write. If the log must be rewritten, it is, with the records of
-    /// `all`, which include this one. Returns whether the log was rewritten, so that its records
-    /// have new numbers.
+    /// Appends a record. [`EditsLog::begin_write`] follows, to write it to the file. If the log
+    /// must be rewritten, it is, with the records of `all`, which include this one. Returns whether
+    /// the log was rewritten, so that its records have new numbers.
     pub fn append(
         &mut self,
-        record: &EditsLogRecord,
+        record: EditsLogRecord,
         all: impl FnOnce() -> Vec<EditsLogRecord>,
     ) -> bool {
-        let appended = match &mut self.standing {
+        match &self.standing {
             Standing::Failed => return false,
-            Standing::Stale => self.try_rewrite(all()).map(|()| true),
-            Standing::Open(log) => log.append(record).map(|()| false),
-            Standing::Untouched(end, count) => {
-                let (end, count) = (*end, *count);
-                self.begin(end, count).and_then(|mut log| {
-                    log.append(record)?;
-                    self.standing = Standing::Open(log);
-                    Ok(false)
-                })
+            Standing::Stale => {}
+            Standing::Open(_) | Standing::Untouched(..) => {
+                self.synced = false;
+                self.waiting.push(record);
+                return false;
             }
-        };
+        }
         self.synced = false;
-        appended.unwrap_or_else(|error| {
-            self.fail(&error);
-            false
-        })
+        let rewritten = self.try_rewrite(all());
+        rewritten.inspect_err(|error| self.fail(error)).is_ok()
     }
 
-    fn begin(&self, end: u64, count: u64) -> Result<Log<EditsLogRecord>> {
-        let dir = self.dir()?;
-        let file = Arc::new(dir.file(&self.head, true)?);
-        let mut log = Log::append_to(file, dir.show(&self.head), end, count)?;
-        log.append(&EditsLogRecord::Opened { writer: self.store.trust.writer })?;
-        Ok(log)
+    /// Begins to write the records that are not in the file. `None` if there are none. The caller
+    /// writes them without the lock of the log, which nothing uses before [`EditsLog::end_write`].
+    pub fn begin_write(&mut self) -> Option<EditsWrite> {
+        if self.waiting.is_empty() || self.next_number() == u64::MAX {
+            return None;
+        }
+        let opened = match std::mem::replace(&mut self.standing, Standing::Failed) {
+            Standing::Open(log) => Ok(log),
+            Standing::Untouched(end, count) => Err((end, count)),
+            Standing::Stale | Standing::Failed => return None,
+        };
+        let records = std::mem::take(&mut self.waiting);
+        let (store, head) = (Arc::clone(&self.store), self.head.clone());
+        Some(EditsWrite { store, head, log: opened, records })
+    }
+
+    /// Ends what [`EditsLog::begin_write`] began. `written` is the result of [`EditsWrite::write`].
+    pub fn end_write(&mut self, written: WrittenEdits) {
+        match written.0 {
+            Ok(log) => self.standing = Standing::Open(log),
+            Err(error) => self.fail(&error),
+        }
+    }
+
+    /// Writes the records that are not in the file.
+    pub fn write(&mut self) {
+        let _allowed = allow_waits();
+        if let Some(write) = self.begin_write() {
+            self.end_write(write.write());
+        }
     }
 
     fn fail(&mut self, error: &crate::error::Error) {
@@ -540,6 +565,7 @@ impl EditsLog {
             );
         }
         self.warned = true;
+        self.waiting.clear();
         self.standing = Standing::Failed;
     }
 
@@ -560,6 +586,8 @@ impl EditsLog {
     }
 
     fn try_rewrite(&mut self, all: Vec<EditsLogRecord>) -> Result<()> {
+        // No operation needs the log, so this is rare: after a failure, or for a rewind.
+        let _allowed = allow_waits();
         let new = self.rewrite_as(NEW).write(all)?;
         self.try_publish(new)
     }
@@ -574,6 +602,7 @@ impl EditsLog {
         &mut self,
         all: impl FnOnce() -> Vec<EditsLogRecord>,
     ) -> Result<Option<LogSync>> {
+        self.write();
         if matches!(self.standing, Standing::Stale | Standing::Failed) && !self.rewrite(all()) {
             // The removal needs no space.
             let dir = self.dir()?;
@@ -617,6 +646,41 @@ impl EditsLog {
         self.synced |= work.file.is_some() && work.state == (self.rewrites, self.count());
     }
 }
+
+/// Records that are to be written to the log of a head. It takes no lock.
+pub struct EditsWrite {
+    store: Arc<Store>,
+    head: String,
+    /// The log, or the end of its good frames and their number if it is not open yet.
+    log: std::result::Result<Log<EditsLogRecord>, (u64, u64)>,
+    records: Vec<EditsLogRecord>,
+}
+
+impl EditsWrite {
+    /// Writes the records, each with one write.
+    pub fn write(self) -> WrittenEdits {
+        WrittenEdits(self.try_write())
+    }
+
+    fn try_write(self) -> Result<Log<EditsLogRecord>> {
+        let EditsWrite { store, head, log, records } = self;
+        let mut log = match log {
+            Ok(log) => log,
+            Err((end, count)) => {
+                let dir = store.dir.make_dir(DIR)?;
+                let file = Arc::new(dir.file(&head, true)?);
+                let mut log = Log::append_to(file, dir.show(&head), end, count)?;
+                log.append(&EditsLogRecord::Opened { writer: store.trust.writer })?;
+                log
+            }
+        };
+        records.iter().try_for_each(|record| log.append(record))?;
+        Ok(log)
+    }
+}
+
+/// The log after a write, or why that failed.
+pub struct WrittenEdits(Result<Log<EditsLogRecord>>);
 
 /// The sync that is due before content is freed.
 pub struct LogSync {
@@ -663,7 +727,8 @@ mod tests {
     }
 
     fn append(log: &mut EditsLog, upto: u32) {
-        assert!(!log.append(&dropped(upto), Vec::new));
+        assert!(!log.append(dropped(upto), Vec::new));
+        log.write();
     }
 
     /// A log with the records 1 and 2.

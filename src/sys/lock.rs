@@ -34,6 +34,8 @@ pub enum Rank {
     HeadsChanged,
     /// The syncs of a head.
     SyncGate,
+    /// One change of a head at a time.
+    Writing,
     /// The state of a head.
     Core,
     /// The open files of the base.
@@ -98,14 +100,25 @@ impl<T> RankedMutex<T> {
     }
 
     fn guard<'a>(&self, guard: MutexGuard<'a, T>) -> RankedGuard<'a, T> {
-        RankedGuard { guard, _held: Held::new(self.rank) }
+        RankedGuard { guard, held: Held::new(self.rank) }
     }
 }
 
 /// A mutex that this thread holds.
 pub struct RankedGuard<'a, T> {
     guard: MutexGuard<'a, T>,
-    _held: Held,
+    held: Held,
+}
+
+impl<T> RankedGuard<'_, T> {
+    /// Releases the mutex while it calls `meanwhile`, and then waits for it again.
+    pub fn released<R>(&mut self, meanwhile: impl FnOnce() -> R) -> R {
+        let RankedGuard { guard, held } = self;
+        held.pause();
+        let result = MutexGuard::unlocked(guard, meanwhile);
+        held.resume();
+        result
+    }
 }
 
 impl<T> Deref for RankedGuard<'_, T> {
@@ -127,7 +140,7 @@ pub fn check_not_held(rank: Rank) {
     #[cfg(debug_assertions)]
     {
         let is_held = HELD.with_borrow(|held| held.contains(&rank));
-        assert!(!is_held || ALLOWED.get() > 0, "a thread that holds {rank:?} waits for the base");
+        assert!(!is_held || ALLOWED.get() > 0, "a thread that holds {rank:?} waits for a disk");
     }
     #[cfg(not(debug_assertions))]
     let _ = rank;
@@ -176,11 +189,8 @@ impl Held {
         HELD.with_borrow_mut(|held| held.push(rank));
         Held(rank)
     }
-}
 
-#[cfg(debug_assertions)]
-impl Drop for Held {
-    fn drop(&mut self) {
+    fn pause(&self) {
         // A thread that ends may have lost its list.
         let forget = |held: &std::cell::RefCell<Vec<Rank>>| {
             let mut held = held.borrow_mut();
@@ -189,6 +199,19 @@ impl Drop for Held {
             }
         };
         HELD.try_with(forget).unwrap_or_default();
+    }
+
+    /// Ends a pause. The caller has waited for the mutex.
+    fn resume(&self) {
+        Held::check(self.0);
+        HELD.with_borrow_mut(|held| held.push(self.0));
+    }
+}
+
+#[cfg(debug_assertions)]
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.pause();
     }
 }
 
@@ -203,6 +226,10 @@ impl Held {
     fn new(_: Rank) -> Held {
         Held
     }
+
+    fn pause(&self) {}
+
+    fn resume(&self) {}
 }
 
 #[cfg(all(test, debug_assertions))]
@@ -245,6 +272,24 @@ mod tests {
             let archive = ARCHIVE.lock();
             drop(core);
             drop((OPERATION.lock(), archive));
+        }));
+    }
+
+    #[test]
+    fn a_released_mutex_is_free_until_its_holder_goes_on() {
+        assert!(is_allowed(|| {
+            let mut core = CORE.lock();
+            core.released(|| drop((OPERATION.lock(), CORE.lock())));
+            assert!(CORE.try_lock().is_none(), "held again");
+        }));
+        assert!(!is_allowed(|| {
+            let mut core = CORE.lock();
+            core.released(|| ());
+            drop(OPERATION.lock());
+        }));
+        assert!(!is_allowed(|| {
+            let mut core = CORE.lock();
+            let _archive = core.released(|| ARCHIVE.lock());
         }));
     }
 

@@ -23,8 +23,11 @@ def look(path, shown):
     elif stat.S_ISREG(s.st_mode):
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | flags)
         with os.fdopen(fd, "rb") as file:
-            data = file.read()
-        extra.append(repr(data) if len(data) < 60 else f"crc32 {zlib.crc32(data):08x}")
+            data = file.read(60)
+            crc = zlib.crc32(data)
+            while piece := file.read(1 << 20):
+                crc = zlib.crc32(piece, crc)
+        extra.append(repr(data) if len(data) < 60 else f"crc32 {crc:08x}")
     elif stat.S_ISLNK(s.st_mode):
         extra.append(repr(os.readlink(path)))
         atime = 0 if quietly else atime

@@ -267,9 +267,8 @@ fn peak(pid: u32) -> Option<u64> {
 fn a_sparse_state_of_20_gib_is_pushed_and_pulled_in_128_mib() {
     let registry = Partner::start(None, None);
     let reference = format!("{}/repo:x", registry.address);
-    let here = Live::new("truncate -s 20G a");
-    let there = Live::new("");
-    here.sh("for i in $(seq 0 99); do head -c 262144 /dev/urandom | \
+    let (here, there) = (Live::new(""), Live::new(""));
+    here.sh("truncate -s 20G a; for i in $(seq 0 99); do head -c 262144 /dev/urandom | \
          dd of=a bs=256K seek=$((i * 800)) conv=notrunc status=none; done");
     for (live, verb) in [(&here, "push"), (&there, "pull")] {
         let mut command = Machine::new().command(live, &[verb, &reference, "--plain-http"]);

@@ -123,7 +123,7 @@ impl EditHistory {
         for (path, upto, serial) in chosen.iter().cloned() {
             let is_it = |entry: &Entry| entry.number == upto && entry.serial == serial;
             if self.by_path.get(&path).is_some_and(|list| list.entries.iter().any(is_it)) {
-                self.append(&EditsLogRecord::Dropped { path, upto });
+                self.append(EditsLogRecord::Dropped { path, upto });
             }
         }
     }

@@ -19,7 +19,7 @@ pub struct EditsSavepoint {
 impl Fs {
     /// Records which edits exist now.
     pub fn edits_savepoint(&self) -> EditsSavepoint {
-        let core = self.core();
+        let core = self.writing();
         EditsSavepoint {
             by_path: core.edits.as_ref().map(|history| history.by_path.clone()).unwrap_or_default(),
         }
@@ -27,7 +27,7 @@ impl Fs {
 
     /// Rewinds to a savepoint of this head, as far as its edits still exist.
     pub fn rewind_edits(&self, savepoint: &EditsSavepoint) {
-        let mut core = self.core();
+        let mut core = self.writing();
         core.drop_all_pending();
         let Some(history) = &mut core.edits else { return };
         let now = std::mem::take(&mut history.histories.by_path);

@@ -37,7 +37,9 @@ use std::time::Duration;
 
 use crate::fs::Fs;
 use crate::store::Store;
-use crate::store::edits_log::{EditsLog, EditsLogRecord, LoggedEdit, NewLog};
+use crate::store::edits_log::{
+    EditsLog, EditsLogRecord, EditsWrite, LoggedEdit, NewLog, WrittenEdits,
+};
 use crate::sys::clock;
 use crate::tree::Source;
 use crate::types::{Ino, LayerId, Timestamp};
@@ -156,13 +158,14 @@ impl EditHistory {
         }
     }
 
-    /// Makes a change, in memory and in the log.
-    fn append(&mut self, record: &EditsLogRecord) {
+    /// Makes a change, in memory and in the log. [`Writing`](crate::fs::Writing) writes the record
+    /// to the file before the operation changes anything else, or ends.
+    fn append(&mut self, record: EditsLogRecord) {
         let number = self.log.next_number();
         let mut gone = Vec::new();
         self.apply(record.clone(), number, &mut |entry| gone.push(entry));
         self.release(gone);
-        self.note_change(record);
+        self.note_change(&record);
         let is_rewritten = {
             let EditHistory { log, histories, .. } = self;
             log.append(record, || histories.records())
@@ -170,6 +173,21 @@ impl EditHistory {
         if is_rewritten {
             self.renumber_records();
         }
+    }
+
+    /// Begins to write the records that are not in the file of the log yet.
+    pub(super) fn begin_write(&mut self) -> Option<EditsWrite> {
+        self.log.begin_write()
+    }
+
+    /// Ends what [`EditHistory::begin_write`] began.
+    pub(super) fn end_write(&mut self, written: WrittenEdits) {
+        self.log.end_write(written);
+    }
+
+    /// Writes the records that are not in the file of the log yet.
+    pub(super) fn write(&mut self) {
+        self.log.write();
     }
 
     /// Adapts the record numbers after a rewrite of the log.
@@ -198,14 +216,14 @@ impl EditHistory {
     pub(super) fn note_synced(&mut self, mark: LogMark) {
         if mark.rewrites == self.rewrites && mark.count > self.synced + 1 && !self.log.has_failed()
         {
-            self.append(&EditsLogRecord::SyncedTo(mark.count));
+            self.append(EditsLogRecord::SyncedTo(mark.count));
         }
     }
 
     /// Records that a sync failed.
     pub(super) fn note_sync_failed(&mut self) {
         if self.is_on() {
-            self.append(&EditsLogRecord::SyncFailed);
+            self.append(EditsLogRecord::SyncFailed);
         }
     }
 
@@ -213,7 +231,7 @@ impl EditHistory {
     fn note_compared(&mut self) {
         if self.has_compared {
             let record = self.compared_record();
-            self.append(&record);
+            self.append(record);
         }
     }
 
@@ -239,7 +257,7 @@ impl Fs {
     /// three such calls, the next one rewrites the log under the lock of the head.
     fn compact_edits_log(&self) {
         let (rewrite, histories) = {
-            let mut core = self.core();
+            let mut core = self.writing();
             let Some(history) = &mut core.edits else { return };
             if history.log.must_rewrite() {
                 return history.rewrite_log();
@@ -255,7 +273,7 @@ impl Fs {
         drop(histories);
         match written {
             Ok(new) => {
-                if let Some(history) = &mut self.core().edits {
+                if let Some(history) = &mut self.writing().edits {
                     history.publish_log(new);
                 }
             }

@@ -41,7 +41,7 @@ impl EditHistory {
             && let Some((path, edit)) = self.pending.remove(at)
         {
             self.cost = self.cost.saturating_sub(cost_of(&edit));
-            self.append(&EditsLogRecord::Kept(vec![(path, LoggedEdit::clone(&edit))]));
+            self.append(EditsLogRecord::Kept(vec![(path, LoggedEdit::clone(&edit))]));
         }
     }
 

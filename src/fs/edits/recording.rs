@@ -96,7 +96,7 @@ impl EditHistory {
         content: Option<Arc<Content>>,
     ) {
         let edit = LoggedEdit { time: self.now(), how, content };
-        self.append(&EditsLogRecord::Kept(
+        self.append(EditsLogRecord::Kept(
             paths.into_iter().map(|path| (path, edit.clone())).collect(),
         ));
         self.last_edit = edit.time;
@@ -254,7 +254,7 @@ impl Core {
         history.claim_pending(to);
         let has_history = history.by_path.contains(to);
         if is_known && !has_history {
-            history.append(&EditsLogRecord::Copied { from: from.clone(), to: to.clone() });
+            history.append(EditsLogRecord::Copied { from: from.clone(), to: to.clone() });
         }
         // A program that writes a new file and renames it over another one saves that one. The
         // temporary name gets no history.
@@ -282,7 +282,7 @@ impl Core {
         else {
             return;
         };
-        history.append(&EditsLogRecord::Moved { from, to });
+        history.append(EditsLogRecord::Moved { from, to });
     }
 
     /// Called after two nodes were exchanged of which at least one is a directory.
@@ -290,7 +290,7 @@ impl Core {
         let knows =
             |v: &EditHistory| v.is_on() && !(v.below(&a).is_empty() && v.below(&b).is_empty());
         if let Some(history) = self.edits.as_mut().filter(|history| knows(history)) {
-            history.append(&EditsLogRecord::Exchanged { a, b });
+            history.append(EditsLogRecord::Exchanged { a, b });
         }
     }
 
@@ -320,7 +320,7 @@ impl Core {
 impl Fs {
     /// Keeps the files that a restore replaced, as edits of their paths.
     pub fn record_restored_edits(&self, saved: Vec<(TreePath, Arc<Content>)>) {
-        let mut core = self.core();
+        let mut core = self.writing();
         for (_, content) in &saved {
             core.pin(content);
         }
@@ -332,7 +332,7 @@ impl Fs {
             (path, LoggedEdit { time, how: How::Restored, content: Some(content) })
         };
         let saved: Vec<(TreePath, LoggedEdit)> = saved.into_iter().map(of).collect();
-        history.append(&EditsLogRecord::Kept(saved));
+        history.append(EditsLogRecord::Kept(saved));
         history.last_edit = time;
         if let Some(notice) = &history.notice {
             notice();

@@ -50,7 +50,7 @@ impl Fs {
     pub fn maintain_edits(&self, at_once: bool, is_stopping: &dyn Fn() -> bool) -> Tended {
         self.count_shared_bytes();
         let (is_quiet, is_over, garbage) = {
-            let mut core = self.core();
+            let mut core = self.writing();
             core.drop_unneeded_pending();
             let Some(history) = &core.edits else { return Tended::Done };
             let quiet = since(history.now(), history.last_edit).is_none_or(|quiet| quiet >= QUIET);
@@ -62,7 +62,7 @@ impl Fs {
                     log::debug!("compare the contents in the history of '{path}': {error}");
                 }
             }
-            if let Some(history) = &mut self.core().edits {
+            if let Some(history) = &mut self.writing().edits {
                 history.note_compared();
             }
         }
@@ -89,7 +89,7 @@ impl Fs {
     /// edit does not share with the next one.
     fn count_shared_bytes(&self) {
         let paths: Vec<TreePath> = {
-            let mut core = self.core();
+            let mut core = self.writing();
             let Some(history) = &mut core.edits else { return };
             if history.excess().is_none() || std::mem::replace(&mut history.is_counted, true) {
                 return;
@@ -100,11 +100,11 @@ impl Fs {
     }
 
     fn next_uncompared(&self) -> Option<TreePath> {
-        self.core().edits.as_mut()?.dequeue()
+        self.writing().edits.as_mut()?.dequeue()
     }
 
     fn subtract_garbage(&self, bytes: u64) {
-        if let Some(history) = &mut self.core().edits {
+        if let Some(history) = &mut self.writing().edits {
             history.garbage = history.garbage.saturating_sub(bytes);
         }
     }
@@ -138,7 +138,7 @@ impl Fs {
         };
         let chosen: Vec<_> = chosen.into_iter().filter_map(with_serial).collect();
         for some in chosen.chunks(DROPPED_AT_ONCE) {
-            if let Some(history) = &mut self.core().edits {
+            if let Some(history) = &mut self.writing().edits {
                 history.drop_edits(some);
             }
         }
@@ -148,7 +148,7 @@ impl Fs {
     /// histories by cost, or all if that is little. Returns whether there was anything.
     pub(in crate::fs) fn drop_edits_for_space(&self) -> bool {
         let (by_path, all) = {
-            let mut core = self.core();
+            let mut core = self.writing();
             let is_dropped = core.drop_all_pending();
             let Some(history) = &mut core.edits else { return false };
             if is_dropped {
@@ -162,7 +162,7 @@ impl Fs {
         }
         log::warn!("the disk is full: dropping older edits of files");
         self.drop_chosen(&by_path, if all < SOME_GARBAGE { all } else { all / 2 });
-        self.core().edits.iter_mut().for_each(|history| history.pinned.note_dropped());
+        self.writing().edits.iter_mut().for_each(|history| history.pinned.note_dropped());
         true
     }
 
@@ -173,7 +173,7 @@ impl Fs {
     /// edits back. Then this unpins nothing, and returns `None`. The caller holds
     /// [`Fs::exclusive`], so no reader has a dropped edit.
     pub(in crate::fs) fn unpin_dropped_edits(&self, synced: Option<LogMark>) -> Option<u64> {
-        let mut core = self.core();
+        let mut core = self.writing();
         let layer = core.upper.layer();
         let Core { edits: Some(history), state, held, .. } = &mut *core else { return Some(0) };
         if !history.pinned.is_loose() {
@@ -195,7 +195,7 @@ impl Fs {
 
     /// The edits of a path, and the present file, whose bytes are pinned.
     fn edits_and_file(&self, path: &TreePath) -> Option<(Vec<Entry>, Option<Arc<Content>>)> {
-        let found: FsResult<_> = self.with_core(|core| {
+        let found: FsResult<_> = self.change(|core| {
             let list = core.edits.as_ref().and_then(|history| history.by_path.get(path));
             let Some(list) = list else { return Ok(None) };
             let entries: Vec<Entry> = list.entries.iter().cloned().collect();
@@ -241,7 +241,7 @@ impl Fs {
 
     /// Publishes the new extents of edits that still exist.
     fn publish(&self, path: &TreePath, entries: &[Entry], contents: &[Option<Arc<Content>>]) {
-        let mut core = self.core();
+        let mut core = self.writing();
         let Some(history) = &mut core.edits else { return };
         for (at, (entry, content)) in entries.iter().zip(contents).enumerate() {
             let next = contents.get(at + 1).and_then(Option::as_ref);
@@ -254,7 +254,7 @@ impl Fs {
         let Some((entries, live)) = self.edits_and_file(path) else { return };
         let contents: Vec<Option<Arc<Content>>> =
             entries.iter().map(|entry| entry.edit.content.clone()).chain([live]).collect();
-        let mut core = self.core();
+        let mut core = self.writing();
         let Some(history) = &mut core.edits else { return };
         for (at, entry) in entries.iter().enumerate() {
             let (Some(content), next) =
@@ -296,7 +296,7 @@ impl EditHistory {
             self.garbage =
                 self.garbage.saturating_add(before.saturating_sub(unshared_bytes(content, next)));
             let (number, extents) = (was.number, content.extents.clone());
-            self.append(&EditsLogRecord::Remapped { path: path.clone(), number, extents });
+            self.append(EditsLogRecord::Remapped { path: path.clone(), number, extents });
         }
         self.set_compared(path, at);
         if let Some(content) = content {

@@ -23,7 +23,7 @@ impl Fs {
     /// The edit histories of all paths, ascending. To read the content, hold [`Fs::read_guard`]
     /// from before this call.
     pub fn edit_histories(&self) -> Vec<PathEdits> {
-        let mut core = self.core();
+        let mut core = self.writing();
         let Some(history) = &mut core.edits else { return Vec::new() };
         history.claim_all_pending();
         let of = |(path, list): (&TreePath, &PathHistory)| PathEdits {
@@ -45,7 +45,7 @@ impl Fs {
     /// edits are left out. Returns the number of edits that it took. The content must be synced.
     /// Hold [`Fs::read_guard`] from before it was written, so that it is not freed meanwhile.
     pub fn adopt_edits(&self, all: Vec<PathEdits>) -> u64 {
-        let mut core = self.core();
+        let mut core = self.writing();
         let mut count = 0;
         for one in all {
             for content in one.edits.iter().filter_map(|(_, edit)| edit.content.as_ref()) {
@@ -62,10 +62,10 @@ impl Fs {
             edits.reverse();
             let at = one.undone_to.filter(|at| edits.iter().any(|(number, ..)| number == at));
             count += edits.len() as u64;
-            history.append(&EditsLogRecord::Dropped { path: one.path.clone(), upto: u32::MAX });
+            history.append(EditsLogRecord::Dropped { path: one.path.clone(), upto: u32::MAX });
             if !edits.is_empty() {
                 let (path, next) = (one.path, one.next);
-                history.append(&EditsLogRecord::List { path, next, at, edits });
+                history.append(EditsLogRecord::List { path, next, at, edits });
             }
         }
         if let Some(history) = &mut core.edits {

@@ -5,7 +5,8 @@ use crate::fs::edits::Touch;
 use crate::fs::ops::acl;
 use crate::fs::ops::privileges::{PrivilegeBits, SETGID, clear_capabilities, clear_privileges};
 use crate::fs::ops::writable::Writable;
-use crate::fs::{Attr, Core, Fs, Need, Target};
+use crate::fs::writing::Writing;
+use crate::fs::{Attr, Fs, Need, Target};
 use crate::store::Store;
 use crate::sys::clock;
 use crate::tree::{Edit, Meta, Node, Xattrs};
@@ -110,7 +111,7 @@ impl Fs {
     ) -> FsResult<Attr> {
         let privileges = privileges.into();
         self.with_room(Need::Less, || {
-            self.with_node(id, |core| core.setattr(&self.store, id, set, privileges))
+            self.change_node(id, |core| core.setattr(&self.store, id, set, privileges))
         })
     }
 
@@ -157,7 +158,7 @@ impl Fs {
         }
         check_namespace(name)?;
         self.with_room(Need::More, || {
-            self.with_node(id, |core| {
+            self.change_node(id, |core| {
                 core.need_bytes(&self.store, value.len() as u64)?;
                 core.setxattr(id, name, value, how)
             })
@@ -170,11 +171,11 @@ impl Fs {
     /// ENODATA; those of the store.
     pub fn removexattr(&self, id: NodeId, name: &[u8]) -> FsResult<()> {
         check_namespace(name)?;
-        self.with_room(Need::Less, || self.with_node(id, |core| core.removexattr(id, name)))
+        self.with_room(Need::Less, || self.change_node(id, |core| core.removexattr(id, name)))
     }
 }
 
-impl Core {
+impl Writing<'_> {
     fn setattr(
         &mut self,
         store: &Store,

@@ -7,6 +7,7 @@ use crate::error::{FsError, FsResult};
 use crate::fs::edits::Touch;
 use crate::fs::ops::privileges::{PrivilegeBits, clear_capabilities};
 use crate::fs::ops::writable::Writable;
+use crate::fs::writing::Writing;
 use crate::fs::{Core, Target};
 use crate::store::Store;
 use crate::sys::clock;
@@ -19,7 +20,7 @@ pub(super) struct Change {
     meta: Meta,
 }
 
-impl Core {
+impl Writing<'_> {
     /// Changes the content of a file by the edits that `stage` returns, and its times and privilege
     /// bits with it.
     pub(super) fn change_file(
@@ -28,7 +29,7 @@ impl Core {
         target: Target,
         privileges: PrivilegeBits<'_>,
         touch: Touch,
-        stage: impl FnOnce(&mut Core, &Arc<Store>, Writable) -> FsResult<Vec<Edit>>,
+        stage: impl FnOnce(&mut Writing<'_>, &Arc<Store>, Writable) -> FsResult<Vec<Edit>>,
     ) -> FsResult<()> {
         let change = self.plan_change(target, privileges, touch)?;
         let edits = stage(self, store, change.file)?;
@@ -67,7 +68,9 @@ impl Core {
         edits.push(Edit::Meta { ino: file.key, meta });
         self.commit_to(file, edits)
     }
+}
 
+impl Core {
     /// Checks that the content of a node may change, and keeps what the edit history needs of it.
     pub(super) fn begin_change(&mut self, file: Writable, touch: Touch) -> FsResult<()> {
         let node = self.tree_of(file).node(file.key).ok_or(FsError::Invalid)?;

@@ -13,6 +13,7 @@ use crate::fs::merged::read_plan::ReadPlan;
 use crate::fs::ops::fallocate::ZERO_RANGE;
 use crate::fs::ops::privileges::PrivilegeBits;
 use crate::fs::ops::write::{Position, Write};
+use crate::fs::writing::Writing;
 use crate::fs::{Core, Fs, MAX_FILE_SIZE, Need, State, Target};
 use crate::tree::{Edit, Tree};
 use crate::types::{ByteRange, NodeId};
@@ -116,8 +117,8 @@ impl Fs {
         let need = Cell::new(Need::More);
         self.with_room_as(&need, || {
             let write = RefCell::new(Write::new(id, (position, offset), bytes, privileges));
-            let run = |core: &mut Core| write.borrow_mut().run(core, &self.store, &need);
-            let written = self.with_node_and_wait(id, run, || write.borrow_mut().store());
+            let run = |core: &mut Writing<'_>| write.borrow_mut().run(core, &self.store, &need);
+            let written = self.change_node_and_wait(id, run, || write.borrow_mut().store());
             if write.into_inner().has_garbage() {
                 self.reclaim.note_garbage();
             }
@@ -138,7 +139,7 @@ impl Fs {
         let privileges = privileges.into();
         let touch = Touch::Resize(size);
         self.with_room(Need::Less, || {
-            self.with_node(id, |core| {
+            self.change_node(id, |core| {
                 let target = core.target(id)?;
                 core.check_truncate(id, &target, size)?;
                 core.change_file(&self.store, target, privileges, touch, |_, _, file| {

@@ -17,7 +17,8 @@ use crate::error::{FsError, FsResult};
 use crate::fs::edits::Touch;
 use crate::fs::ops::privileges::PrivilegeBits;
 use crate::fs::ops::writable::Writable;
-use crate::fs::{Core, Fs, MAX_FILE_SIZE, Need, Target};
+use crate::fs::writing::Writing;
+use crate::fs::{Fs, MAX_FILE_SIZE, Need, Target};
 use crate::store::Store;
 use crate::store::content::pool::{block_ceil, block_floor};
 use crate::tree::{Edit, Source, Tree};
@@ -93,7 +94,7 @@ impl Fs {
             self.check_free_for(id, change.range)?;
         }
         self.with_room(change.need(), || {
-            self.with_node(id, |core| {
+            self.change_node(id, |core| {
                 let target = core.content_target(id)?;
                 core.fallocate(&self.store, target, privileges, change)
             })
@@ -119,7 +120,7 @@ impl Fs {
     }
 }
 
-impl Core {
+impl Writing<'_> {
     fn fallocate(
         &mut self,
         store: &Arc<Store>,

@@ -1,7 +1,8 @@
 //! The operations, one file per family, as the VFS divides them.
 //!
-//! An operation resolves its node and takes the core lock once. If it must wait for the base, or
-//! for a write to fresh addresses, it runs again after each wait, which is without the lock
+//! An operation resolves its node and takes its locks once: the core lock, and before it the lock
+//! of changes if it changes something (`fs/writing.rs`). If it must wait for the base, or for a
+//! write to fresh addresses, it runs again after each wait, which is without a lock
 //! (`fs/asked.rs`).
 
 pub(in crate::fs) mod acl;

@@ -6,7 +6,8 @@ use crate::error::{FsError, FsResult};
 use crate::fs::ops::acl;
 use crate::fs::ops::privileges::SETGID;
 use crate::fs::ops::slot::{LINK_MAX, Slot, whiteout};
-use crate::fs::{Caller, Core, Entry, Found, Fs, Need, Target};
+use crate::fs::writing::Writing;
+use crate::fs::{Caller, Entry, Found, Fs, Need, Target};
 use crate::store::Store;
 use crate::store::edits_log::How;
 use crate::sys::clock;
@@ -114,7 +115,7 @@ impl Fs {
 
     fn create(&self, dir: NodeId, name: &Name, new: &NewNode, caller: Caller) -> FsResult<Entry> {
         self.with_room(Need::More, || {
-            self.with_name((dir, name), |core| {
+            self.change_name((dir, name), |core| {
                 let slot = core.slot(dir, name)?;
                 core.create(&self.store, &slot, new, caller)
             })
@@ -127,7 +128,7 @@ impl Fs {
     /// EPERM for a directory, ENOENT for a node that is gone, EEXIST, EMLINK; those of the store.
     pub fn link(&self, id: NodeId, dir: NodeId, name: &Name) -> FsResult<Entry> {
         self.with_room(Need::More, || {
-            self.with_node_and_name(id, (dir, name), |core| core.link(id, dir, name))
+            self.change_node_and_name(id, (dir, name), |core| core.link(id, dir, name))
         })
     }
 
@@ -136,7 +137,7 @@ impl Fs {
     /// # Errors
     /// ENOENT, EISDIR; those of the store.
     pub fn unlink(&self, dir: NodeId, name: &Name) -> FsResult<()> {
-        self.with_room(Need::Less, || self.with_name((dir, name), |core| core.unlink(dir, name)))
+        self.with_room(Need::Less, || self.change_name((dir, name), |core| core.unlink(dir, name)))
     }
 
     /// Removes an empty directory (rmdir(2)).
@@ -149,11 +150,11 @@ impl Fs {
         if dir == NodeId::CHECKPOINTS || dir == NodeId::FORKS {
             return Err(FsError::NotPermitted);
         }
-        self.with_room(Need::Less, || self.with_name((dir, name), |core| core.rmdir(dir, name)))
+        self.with_room(Need::Less, || self.change_name((dir, name), |core| core.rmdir(dir, name)))
     }
 }
 
-impl Core {
+impl Writing<'_> {
     fn link(&mut self, id: NodeId, parent: NodeId, name: &Name) -> FsResult<Entry> {
         let slot = self.slot(parent, name)?;
         let Found::Nothing(hides) = &slot.found else { return Err(FsError::Exists) };
@@ -194,7 +195,7 @@ impl Core {
         edits.push(self.touch_dir(slot.dir, 0)?);
         let orphan = self.orphan_of(&edits, &slot.found)?;
         self.before_loss(slot.dir(), name, &slot.found, How::Removed)?;
-        self.commit_with_orphan(edits, orphan)
+        self.commit_with_orphan(edits, orphan).map(drop)
     }
 
     fn rmdir(&mut self, dir: NodeId, name: &Name) -> FsResult<()> {
@@ -207,10 +208,8 @@ impl Core {
         let mut edits = vec![whiteout(slot.dir, name.clone(), &slot.found)];
         edits.extend(self.stage_loss_of_name(slot.dir, name, &slot.found)?);
         edits.push(self.touch_dir(slot.dir, -1)?);
-        let removed = slot.found.ino().and_then(|ino| self.held.id_of(ino));
         let orphan = self.orphan_of(&edits, &slot.found)?;
-        self.commit_with_orphan(edits, orphan)?;
-        if let Some(removed) = removed {
+        if let Some(removed) = self.commit_with_orphan(edits, orphan)? {
             self.links.dir_removed(removed, dir);
         }
         Ok(())
@@ -229,7 +228,7 @@ impl Core {
         let (dir, name) = (slot.dir, &slot.name);
         let node = new_node(self.tree.node(dir).ok_or(FsError::NotFound)?, new, caller)?;
         let kind = node.kind();
-        let ino = store.identities().lock().fresh()?;
+        let ino = self.released(|| store.identities().lock().fresh())?;
         let to = Some(Dentry::Child { ino, hides: hides.clone() });
         let edits = vec![
             Edit::Put { ino, node: Box::new(node) },

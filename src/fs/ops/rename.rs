@@ -3,7 +3,8 @@
 use crate::error::{FsError, FsResult};
 use crate::fs::merged::answers;
 use crate::fs::ops::slot::Slot;
-use crate::fs::{Core, Found, Fs, Move, Need, Refused};
+use crate::fs::writing::Writing;
+use crate::fs::{Found, Fs, Move, Need, Refused};
 use crate::store::edits_log::How;
 use crate::sys::clock;
 use crate::tree::{Dentry, Edit};
@@ -37,7 +38,7 @@ impl Fs {
     ) -> FsResult<()> {
         let names = [(from_dir, from), (to_dir, to)];
         self.with_room(Need::Less, || {
-            let renamed = self.with_names(names, |core| {
+            let renamed = self.change_names(names, |core| {
                 core.need_record(&self.store)?;
                 core.try_rename(names, mode)
             });
@@ -57,7 +58,7 @@ enum Renamed {
     LeavesJail(TreePath, TreePath),
 }
 
-impl Core {
+impl Writing<'_> {
     fn try_rename(
         &mut self,
         [(from_dir, from), (to_dir, to)]: [(NodeId, &Name); 2],
@@ -98,6 +99,26 @@ impl Core {
         let mut moves = vec![self.check_move(source, target)?];
         if mode == RenameMode::Exchange {
             moves.push(self.check_move(target, source)?);
+        }
+        let moves: Vec<Move> = moves.into_iter().flatten().collect();
+        if moves.is_empty() {
+            return self.carry_out(source, target, mode, moves);
+        }
+        // No link may be followed between the check of a move and the move: its text could lead
+        // out from the new place.
+        self.keeping_core(|core| core.carry_out(source, target, mode, moves))
+    }
+
+    /// Makes a rename that was checked.
+    fn carry_out(
+        &mut self,
+        source: &Slot,
+        target: &Slot,
+        mode: RenameMode,
+        moves: Vec<Move>,
+    ) -> FsResult<()> {
+        let (moved, replaced) = (source.found.ino(), target.found.ino());
+        if mode == RenameMode::Exchange {
             self.exchange(source, target)?;
         } else {
             let replaced = replaced.and_then(|ino| self.held.id_of(ino));
@@ -106,8 +127,10 @@ impl Core {
                 self.links.dir_removed(replaced, target.parent);
             }
         }
-        self.links.add_moves(moves.into_iter().flatten());
-        self.note_renamed(moved, target.parent);
+        self.links.add_moves(moves);
+        if let Some(moved) = moved {
+            self.note_renamed(moved, target.parent);
+        }
         if let Some(exchanged) = replaced.filter(|_| mode == RenameMode::Exchange) {
             self.note_renamed(exchanged, source.parent);
         }

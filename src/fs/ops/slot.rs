@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use crate::error::{FsError, FsResult};
 use crate::fs::merged::lower::LowerNode;
+use crate::fs::writing::Writing;
 use crate::fs::{Core, Extents, Found, Target};
 use crate::sys::clock;
 use crate::tree::{Dentry, Edit, Node};
@@ -29,6 +30,7 @@ pub(super) struct Slot {
 /// A node that becomes an orphan.
 pub(super) struct Orphan {
     id: NodeId,
+    ino: Ino,
     record: (Arc<Node>, Extents),
     target: Target,
 }
@@ -61,21 +63,6 @@ impl Core {
         Ok(self.dir_path(slot.dir, slot.lower.as_ref())?.join(&slot.name))
     }
 
-    /// Copies up the directory of a slot, so that its names can change.
-    ///
-    /// # Errors
-    /// As [`Core::copy_up_base`].
-    pub(super) fn copy_up_parent(&mut self, slot: &Slot) -> FsResult<()> {
-        // Another copy-up of the same operation may have taken it since.
-        if self.tree.node(slot.dir).is_some() {
-            return Ok(());
-        }
-        let (Some(path), Some(node)) = (&slot.lower, &slot.dir_node) else {
-            return Err(FsError::NotFound);
-        };
-        self.copy_up_base(slot.dir, path, node).map(drop)
-    }
-
     /// The type of the node in a slot.
     ///
     /// # Errors
@@ -100,10 +87,79 @@ impl Core {
         if names.is_empty() { Ok(()) } else { Err(FsError::NotEmpty) }
     }
 
+    /// The edit of a directory in which a name was added or removed; `links` is the change of its
+    /// number of subdirectories.
+    pub(in crate::fs) fn touch_dir(&self, dir: Ino, links: i32) -> FsResult<Edit> {
+        let mut meta = self.meta(dir)?;
+        meta.mtime = clock::now();
+        meta.ctime = meta.mtime;
+        // A filesystem that does not count subdirectories shows 1 for every directory.
+        if meta.nlink >= 2 {
+            meta.nlink = meta.nlink.saturating_add_signed(links).max(2);
+        }
+        // As on ext4: from here on it is not counted any more.
+        if meta.nlink > LINK_MAX {
+            meta.nlink = 1;
+        }
+        Ok(Edit::Meta { ino: dir, meta })
+    }
+
+    /// The orphan that edits will make of the node of `found`: none if it stays, or if the kernel
+    /// does not hold it. The kernel looks nothing up in a directory while it removes a name there.
+    /// The record of the node must be read before the edits remove it.
+    ///
+    /// # Errors
+    /// Those of the base.
+    pub(super) fn orphan_of(&self, edits: &[Edit], found: &Found) -> FsResult<Option<Orphan>> {
+        let removed = match found {
+            Found::Upper(ino, _) => edits
+                .iter()
+                .any(|edit| matches!(edit, Edit::Remove { ino: removed } if removed == ino))
+                .then_some((*ino, Target::Upper(*ino))),
+            Found::Base(ino, path, node) => {
+                let is_last = node.kind() == FileKind::Dir || node.nlink() <= 1;
+                is_last.then(|| (*ino, Target::Base(*ino, path.clone(), node.clone())))
+            }
+            Found::Nothing(_) => None,
+        };
+        let held = removed.and_then(|(ino, target)| Some((self.held.id_of(ino)?, ino, target)));
+        let Some((id, ino, target)) = held else { return Ok(None) };
+        Ok(Some(Orphan { id, ino, record: self.record_and_extents(&target)?, target }))
+    }
+
+    /// Remembers a name by which the kernel knows a file with several links and the tree does not.
+    pub(super) fn note_alias(&mut self, dir: Ino, name: &Name, found: &Found) {
+        let (ino, links) = match found {
+            Found::Upper(ino, Some(_)) if self.tree.dentry(dir, name).is_none() => (*ino, 2),
+            Found::Base(ino, _, node) if node.kind() != FileKind::Dir => (*ino, node.nlink()),
+            _ => return,
+        };
+        if links > 1 {
+            self.coherence.add_aliases(ino, [(dir, name.clone())]);
+        }
+    }
+}
+
+impl Writing<'_> {
+    /// Copies up the directory of a slot, so that its names can change.
+    ///
+    /// # Errors
+    /// As [`Writing::copy_up_base`].
+    pub(super) fn copy_up_parent(&mut self, slot: &Slot) -> FsResult<()> {
+        // Another copy-up of the same operation may have taken it since.
+        if self.tree.node(slot.dir).is_some() {
+            return Ok(());
+        }
+        let (Some(path), Some(node)) = (&slot.lower, &slot.dir_node) else {
+            return Err(FsError::NotFound);
+        };
+        self.copy_up_base(slot.dir, path, node).map(drop)
+    }
+
     /// The edits for the node that loses a name. The name itself is up to the caller.
     ///
     /// # Errors
-    /// As [`Core::copy_up_found`].
+    /// As [`Writing::copy_up_found`].
     pub(super) fn stage_loss_of_name(
         &mut self,
         dir: Ino,
@@ -129,27 +185,10 @@ impl Core {
         Ok(vec![Edit::Meta { ino, meta }])
     }
 
-    /// The edit of a directory in which a name was added or removed; `links` is the change of its
-    /// number of subdirectories.
-    pub(in crate::fs) fn touch_dir(&self, dir: Ino, links: i32) -> FsResult<Edit> {
-        let mut meta = self.meta(dir)?;
-        meta.mtime = clock::now();
-        meta.ctime = meta.mtime;
-        // A filesystem that does not count subdirectories shows 1 for every directory.
-        if meta.nlink >= 2 {
-            meta.nlink = meta.nlink.saturating_add_signed(links).max(2);
-        }
-        // As on ext4: from here on it is not counted any more.
-        if meta.nlink > LINK_MAX {
-            meta.nlink = 1;
-        }
-        Ok(Edit::Meta { ino: dir, meta })
-    }
-
     /// The edits that remove the file at a path, for an operation that the kernel did not ask for.
     ///
     /// # Errors
-    /// EISDIR for the root; ENOENT; as [`Core::copy_up_base`].
+    /// EISDIR for the root; ENOENT; as [`Writing::copy_up_base`].
     pub(in crate::fs) fn stage_unlink(
         &mut self,
         path: &TreePath,
@@ -167,59 +206,28 @@ impl Core {
         Ok(edits)
     }
 
-    /// The orphan that edits will make of the node of `found`: none if it stays, or if the kernel
-    /// does not hold it. Its record must be read before the edits remove it.
-    ///
-    /// # Errors
-    /// Those of the base.
-    pub(super) fn orphan_of(&self, edits: &[Edit], found: &Found) -> FsResult<Option<Orphan>> {
-        let removed = match found {
-            Found::Upper(ino, _) => edits
-                .iter()
-                .any(|edit| matches!(edit, Edit::Remove { ino: removed } if removed == ino))
-                .then_some((*ino, Target::Upper(*ino))),
-            Found::Base(ino, path, node) => {
-                let is_last = node.kind() == FileKind::Dir || node.nlink() <= 1;
-                is_last.then(|| (*ino, Target::Base(*ino, path.clone(), node.clone())))
-            }
-            Found::Nothing(_) => None,
-        };
-        let held = removed.and_then(|(ino, target)| Some((self.held.id_of(ino)?, target)));
-        let Some((id, target)) = held else { return Ok(None) };
-        Ok(Some(Orphan { id, record: self.record_and_extents(&target)?, target }))
-    }
-
     /// Commits edits. The node that they remove becomes an orphan, but only if the journal took
-    /// them.
+    /// them, and if the kernel still holds it under the same id then. Returns the id.
     ///
     /// # Errors
-    /// As [`Core::commit`].
+    /// As [`Writing::commit`].
     pub(super) fn commit_with_orphan(
         &mut self,
         edits: Vec<Edit>,
         orphan: Option<Orphan>,
-    ) -> FsResult<()> {
+    ) -> FsResult<Option<NodeId>> {
         self.commit(edits)?;
-        let Some(Orphan { id, record, target }) = orphan else { return Ok(()) };
+        let core = &mut **self;
+        let held = orphan.filter(|orphan| core.held.id_of(orphan.ino) == Some(orphan.id));
+        let Some(Orphan { id, record, target, .. }) = held else { return Ok(None) };
         if let Target::Base(_, _, node) = &target {
-            self.coherence.note_recorded(&mut self.held, id, node);
+            core.coherence.note_recorded(&mut core.held, id, node);
         }
-        self.held.make_orphan(id, record, self.state.lower.epoch(), |meta| {
+        core.held.make_orphan(id, record, core.state.lower.epoch(), |meta| {
             meta.nlink = 0;
             meta.ctime = clock::now();
-        })
-    }
-
-    /// Remembers a name by which the kernel knows a file with several links and the tree does not.
-    pub(super) fn note_alias(&mut self, dir: Ino, name: &Name, found: &Found) {
-        let (ino, links) = match found {
-            Found::Upper(ino, Some(_)) if self.tree.dentry(dir, name).is_none() => (*ino, 2),
-            Found::Base(ino, _, node) if node.kind() != FileKind::Dir => (*ino, node.nlink()),
-            _ => return,
-        };
-        if links > 1 {
-            self.coherence.add_aliases(ino, [(dir, name.clone())]);
-        }
+        })?;
+        Ok(Some(id))
     }
 }
 

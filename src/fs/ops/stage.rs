@@ -1,9 +1,9 @@
-//! The bytes that a write puts at fresh addresses of a pool, without the core lock.
+//! The bytes that a write puts at fresh addresses of a pool, without a lock.
 //!
-//! Under the lock, the operation allocates the addresses, and finds out where the bytes are that
-//! the file has around the write. Then it ends, and the thread releases the lock. [`Stage::store`]
-//! reads those bytes, and writes all to the pool. The operation runs again, and records the
-//! addresses.
+//! Under the locks of a change, the operation allocates the addresses, and finds out where the
+//! bytes are that the file has around the write. Then it ends, and the thread releases the locks.
+//! [`Stage::store`] reads those bytes, and writes all to the pool. The operation runs again, and
+//! records the addresses.
 //!
 //! Always true: a stage is recorded only if the file has the same bytes around the write as when it
 //! was begun. Otherwise the operation begins another one.

@@ -1,6 +1,8 @@
 //! Counts what an operation costs: how often it takes the core lock, and how many base nodes it
 //! looks up. And lets others change a file between the parts of a write.
 
+mod interleaving;
+
 use std::cell::Cell;
 use std::os::unix::ffi::OsStrExt;
 use std::rc::Rc;

@@ -9,7 +9,8 @@ use crate::error::{FsError, FsResult};
 use crate::fs::merged::state::extents_in;
 use crate::fs::ops::namespace::{NewNode, new_node};
 use crate::fs::ops::slot::Slot;
-use crate::fs::{Caller, Core, Entry, Found, Fs, Need, Target};
+use crate::fs::writing::Writing;
+use crate::fs::{Caller, Entry, Found, Fs, Need, Target};
 use crate::store::Store;
 use crate::sys::clock;
 use crate::tree::{Body, Dentry, Edit, Node};
@@ -25,7 +26,7 @@ impl Fs {
         let body = Body::File { size: 0, origin: None };
         let new = NewNode { mode, rdev: 0, body, umask };
         self.with_room(Need::More, || {
-            self.with_node(dir, |core| {
+            self.change_node(dir, |core| {
                 let above = core.target(dir)?;
                 if matches!(above, Target::Orphan(_)) {
                     return Err(FsError::NotFound);
@@ -37,7 +38,7 @@ impl Fs {
     }
 }
 
-impl Core {
+impl Writing<'_> {
     fn create_unnamed(
         &mut self,
         store: &Store,
@@ -50,8 +51,9 @@ impl Core {
         self.need_node(store)?;
         let mut node = new_node(above, new, caller)?;
         node.meta.nlink = 0;
-        let ino = store.identities().lock().fresh()?;
-        let id = self.held.add_unnamed(ino, node, self.state.lower.epoch())?;
+        let ino = self.released(|| store.identities().lock().fresh())?;
+        let epoch = self.lower.epoch();
+        let id = self.held.add_unnamed(ino, node, epoch)?;
         Ok(Entry { id, attr: self.attr_of(id, &Target::Orphan(ino))? })
     }
 

@@ -3,6 +3,7 @@
 use crate::error::{FsError, FsResult};
 use crate::fs::merged::answers;
 use crate::fs::merged::state::SCRATCH;
+use crate::fs::writing::Writing;
 use crate::fs::{Core, Target};
 use crate::tree::{Edit, Tree};
 use crate::types::{Ino, LayerId};
@@ -21,11 +22,11 @@ impl Writable {
     }
 }
 
-impl Core {
+impl Writing<'_> {
     /// Makes a node writable: copies it up if only the base has it.
     ///
     /// # Errors
-    /// As [`Core::copy_up_base`].
+    /// As [`Writing::copy_up_base`].
     pub(super) fn writable(&mut self, target: Target) -> FsResult<Writable> {
         match target {
             Target::Orphan(key) => Ok(Writable { key, is_orphan: true }),
@@ -36,7 +37,7 @@ impl Core {
     /// Copies up a node that was resolved, unless the tree has it. Returns its number.
     ///
     /// # Errors
-    /// ENOENT for an orphan; as [`Core::copy_up_base`].
+    /// ENOENT for an orphan; as [`Writing::copy_up_base`].
     pub(super) fn copy_up_target(&mut self, target: Target) -> FsResult<Ino> {
         match target {
             Target::Upper(ino) => Ok(ino),
@@ -45,6 +46,25 @@ impl Core {
         }
     }
 
+    /// Applies edits to a node. Those of a live node are recorded; those of an orphan concern only
+    /// the processes that have it open, and are not.
+    ///
+    /// # Errors
+    /// As [`Writing::commit`]; damage if the edits do not fit the node.
+    pub(super) fn commit_to(&mut self, node: Writable, edits: Vec<Edit>) -> FsResult<()> {
+        if !node.is_orphan {
+            return self.commit(edits);
+        }
+        answers::check_complete()?;
+        if self.held.orphans_mut().apply(node.key, &edits)? {
+            self.quota.measure_soon();
+        }
+        answers::note_committed();
+        Ok(())
+    }
+}
+
+impl Core {
     /// The tree that holds a node's record.
     pub(super) fn tree_of(&self, node: Writable) -> &Tree {
         if node.is_orphan { self.held.orphans().tree() } else { &self.tree }
@@ -58,22 +78,5 @@ impl Core {
     /// Whether the content of a node is written to the scratch file of the orphans.
     pub(super) fn is_in_scratch(&self, node: Writable) -> bool {
         node.is_orphan && !self.held.orphans().is_unnamed(node.key)
-    }
-
-    /// Applies edits to a node. Those of a live node are recorded; those of an orphan concern only
-    /// the processes that have it open, and are not.
-    ///
-    /// # Errors
-    /// As [`Core::commit`]; damage if the edits do not fit the node.
-    pub(super) fn commit_to(&mut self, node: Writable, edits: Vec<Edit>) -> FsResult<()> {
-        if !node.is_orphan {
-            return self.commit(edits);
-        }
-        answers::check_complete()?;
-        if self.held.orphans_mut().apply(node.key, &edits)? {
-            self.quota.measure_soon();
-        }
-        answers::note_committed();
-        Ok(())
     }
 }

@@ -4,8 +4,8 @@
 //! to fresh addresses, widened to 4 KiB blocks with the bytes that the file has there now. So the
 //! first byte that is written to a large base file costs one block, and no sealed state can change.
 //!
-//! Bytes for fresh addresses are written without the core lock ([`stage`](super::stage)), so no
-//! other request waits while the disk takes them.
+//! Bytes for fresh addresses are written without a lock ([`stage`](super::stage)), so no other
+//! request waits while the disk takes them. Other changes wait for bytes that are written in place.
 //!
 //! Always true:
 //! * Addresses to which an edit of the edit history refers are never overwritten.
@@ -22,10 +22,10 @@ use crate::fs::ops::change::Change;
 use crate::fs::ops::privileges::PrivilegeBits;
 use crate::fs::ops::stage::{FreshPart, Stage, slice};
 use crate::fs::ops::writable::Writable;
+use crate::fs::writing::Writing;
 use crate::fs::{Core, Need};
 use crate::store::Store;
 use crate::store::content::pool::{BLOCK, PoolWriter, block_ceil, block_floor};
-use crate::sys::lock::allow_waits;
 use crate::tree::{Edit, Source};
 use crate::types::{ByteRange, LayerId, NodeId};
 
@@ -102,12 +102,12 @@ impl Runs {
     }
 }
 
-/// A write whose stages were dropped this many times stores the next one under the core lock, so
-/// that changes and seals that never end cannot keep it from going on.
+/// A write whose stages were dropped this many times stores the next one while no other change goes
+/// on, so that changes and seals that never end cannot keep it from going on.
 pub(super) const MOST_DROPPED: u32 = 8;
 
-/// A write(2) under way. It runs under the core lock, is stored without it if it has fresh parts,
-/// and then runs again.
+/// A write(2) under way. It runs under the locks of a change, is stored without them if it has
+/// fresh parts, and then runs again.
 pub(super) struct Write<'a> {
     id: NodeId,
     position: Position,
@@ -149,7 +149,7 @@ impl<'a> Write<'a> {
         ByteRange::at(self.offset, self.bytes.len() as u64)
     }
 
-    /// Writes the fresh parts to the pool. The caller does not hold the core lock.
+    /// Writes the fresh parts to the pool. The caller holds no lock.
     pub(super) fn store(&mut self) {
         let Some((_, stage)) = &mut self.waiting else { return };
         #[cfg(test)]
@@ -167,7 +167,7 @@ impl<'a> Write<'a> {
     /// the host. [`FsError::MustWait`] if the caller must store it and run it again.
     pub(super) fn run(
         &mut self,
-        core: &mut Core,
+        core: &mut Writing<'_>,
         store: &Arc<Store>,
         need: &Cell<Need>,
     ) -> FsResult<()> {
@@ -195,8 +195,7 @@ impl<'a> Write<'a> {
         core.need_bytes(store, fresh.iter().map(ByteRange::len).sum())?;
         let mut stage = self.begin_stage(core, &planned)?;
         if self.dropped >= MOST_DROPPED {
-            let _allowed = allow_waits();
-            stage.store(self.offset, self.bytes);
+            core.released(|| stage.store(self.offset, self.bytes));
             return self.record(core, planned, Some(stage), need);
         }
         self.waiting = Some((planned, stage));
@@ -208,7 +207,7 @@ impl<'a> Write<'a> {
         self.has_garbage |= !core.drop_stage(stage);
     }
 
-    fn plan(&self, core: &mut Core, store: &Store) -> FsResult<Planned> {
+    fn plan(&self, core: &mut Writing<'_>, store: &Store) -> FsResult<Planned> {
         let target = core.content_target(self.id)?;
         if self.position == Position::End {
             core.check_append(self.id, &target, self.offset)?;
@@ -232,7 +231,7 @@ impl<'a> Write<'a> {
     /// Overwrites in place, and records all parts. Drops the stage if that fails.
     fn record(
         &mut self,
-        core: &mut Core,
+        core: &mut Writing<'_>,
         planned: Planned,
         stage: Option<Stage>,
         need: &Cell<Need>,
@@ -247,15 +246,13 @@ impl<'a> Write<'a> {
 
     fn record_as(
         &self,
-        core: &mut Core,
+        core: &mut Writing<'_>,
         Planned { change, size, runs }: Planned,
         stored: &[(ByteRange, ByteRange)],
         need: &Cell<Need>,
     ) -> FsResult<()> {
         let file = change.file;
-        for (part, at) in runs.in_place {
-            core.pool_of(file)?.write(at, slice(self.bytes, self.offset, part)?)?;
-        }
+        core.overwrite(file, &runs.in_place, |part| slice(self.bytes, self.offset, part))?;
         let mut edits = Vec::with_capacity(4);
         if self.range().end > size {
             edits.push(Edit::Resize { ino: file.key, size: self.range().end });
@@ -270,6 +267,33 @@ impl<'a> Write<'a> {
             need.set(Need::InPlace);
         }
         core.commit_change(change, edits)
+    }
+}
+
+impl Writing<'_> {
+    /// Overwrites parts of a file, each at its address in the pool, with the bytes that `bytes_of`
+    /// returns.
+    ///
+    /// # Errors
+    /// As pwrite(2).
+    fn overwrite<'b>(
+        &mut self,
+        file: Writable,
+        parts: &[(ByteRange, u64)],
+        bytes_of: impl Fn(ByteRange) -> FsResult<&'b [u8]>,
+    ) -> FsResult<()> {
+        if parts.is_empty() {
+            return Ok(());
+        }
+        self.write_edits();
+        let pool = self.pool_of(file)?;
+        let begin = |(part, at): &(ByteRange, u64)| {
+            let bytes = bytes_of(*part)?;
+            Ok((pool.begin_write(ByteRange::at(*at, part.len())), *at, bytes))
+        };
+        let writes = parts.iter().map(begin).collect::<FsResult<Vec<_>>>()?;
+        let mut writes = writes.into_iter();
+        Ok(self.released(|| writes.try_for_each(|(to, at, bytes)| to.write(at, bytes)))?)
     }
 }
 

@@ -42,7 +42,7 @@ impl Fs {
 
     /// Asks the edit histories; ENOENT if edits are not recorded.
     fn ask_edits<T>(&self, ask: impl FnOnce(&mut EditHistory) -> T) -> FsResult<T> {
-        let mut core = self.core();
+        let mut core = self.writing();
         core.edits.as_mut().filter(|edits| edits.is_on()).map(ask).ok_or(FsError::NotFound)
     }
 

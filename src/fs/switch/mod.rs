@@ -58,7 +58,7 @@ impl Fs {
         // A sync under way belongs to the layer that was the upper one when it began.
         let mut gate = self.sync_gate.lock();
         self.sync_exchange(&mut gate)?;
-        let mut core = self.core();
+        let mut core = self.writing();
         let before = core.state.clone();
         let (invalidations, layer) =
             core.install(state, false, |core| Ok(core.upper.replace(upper)))?;
@@ -68,6 +68,6 @@ impl Fs {
     /// Reads the base through `lower` from now on: with the pre-images of an apply that is about to
     /// change the base, or without them.
     pub fn set_lower(&self, lower: Lower) {
-        self.core().state.lower = Arc::new(lower);
+        self.writing().state.lower = Arc::new(lower);
     }
 }

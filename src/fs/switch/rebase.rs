@@ -48,7 +48,7 @@ impl Fs {
     ) -> FsResult<Rebasing> {
         let mut gate = self.sync_gate.lock();
         self.finish_pending(&mut gate)?;
-        let mut core = self.core();
+        let mut core = self.writing();
         let _allowed = allow_waits();
         let Some(state) = rebase(&core.state)? else { return Ok(Rebasing::Moved(next)) };
         let from = core.state.clone();

@@ -102,7 +102,7 @@ impl Fs {
         let mut gate = self.sync_gate.lock();
         self.finish_pending(&mut gate)?;
         let (mut replaced, state, result) = {
-            let mut core = self.core();
+            let mut core = self.writing();
             let layer = core.upper.replace(next);
             let state = core.state.clone();
             let mark = core.edits.as_ref().map(EditHistory::log_mark);
@@ -129,7 +129,7 @@ impl Fs {
         if sealed.is_err() {
             gate.unsealed.push((layer, if is_reported { seal } else { cut_off() }));
         } else if self.store.durable() {
-            self.core().note_edits_synced(mark);
+            self.writing().note_edits_synced(mark);
         }
         sealed
     }
@@ -160,7 +160,7 @@ impl Fs {
             self.sync_identities().and_then(|()| if is_below_head { layer.sync() } else { Ok(()) });
         let sealed = ready.and_then(|()| self.store.seal_layer(layer, seal));
         if layer.is_failed() {
-            self.core().sync_failed();
+            self.writing().sync_failed();
         }
         sealed
     }

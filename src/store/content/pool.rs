@@ -64,6 +64,21 @@ impl Window {
     }
 }
 
+/// A write to addresses that were allocated before.
+pub struct PoolWrite {
+    file: Arc<File>,
+}
+
+impl PoolWrite {
+    /// Writes bytes at an address (pwrite(2)).
+    ///
+    /// # Errors
+    /// As pwrite(2).
+    pub fn write(&self, offset: u64, bytes: &[u8]) -> std::io::Result<()> {
+        write_pieces(&self.file, offset, bytes)
+    }
+}
+
 /// Allocates addresses in the pool of the upper layer and writes to it.
 pub struct PoolWriter {
     layer: LayerId,
@@ -281,9 +296,14 @@ impl PoolWriter {
     /// # Errors
     /// As pwrite(2).
     pub fn write(&mut self, offset: u64, bytes: &[u8]) -> std::io::Result<()> {
+        self.begin_write(ByteRange::at(offset, bytes.len() as u64)).write(offset, bytes)
+    }
+
+    /// Begins to write at addresses. The caller writes without the lock of the head.
+    pub fn begin_write(&mut self, addresses: ByteRange) -> PoolWrite {
         // Also if the write fails: it may have written a part.
-        self.note_written(ByteRange::at(offset, bytes.len() as u64));
-        write_pieces(&self.file, offset, bytes)
+        self.note_written(addresses);
+        PoolWrite { file: Arc::clone(&self.file) }
     }
 
     /// Notes that addresses are written.

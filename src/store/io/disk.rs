@@ -16,6 +16,7 @@ use nix::unistd::{UnlinkatFlags, unlinkat};
 
 use crate::sys::failpoint;
 use crate::sys::failpoint::Failpoint;
+use crate::sys::lock::{Rank, check_not_held};
 use crate::types::ByteRange;
 
 /// Records a change for a test.
@@ -68,6 +69,7 @@ pub(in crate::store) fn look() -> nix::Result<()> {
 
 /// Writes all of `bytes` (pwrite(2)).
 pub(in crate::store) fn write_at(file: &File, bytes: &[u8], offset: u64) -> io::Result<()> {
+    check_not_held(Rank::Core);
     failpoint::hit(Failpoint::StoreWrite)?;
     file.write_all_at(bytes, offset)?;
     note!(Write { ino: ino(file)?, offset: offset, bytes: bytes.to_vec() });
@@ -105,6 +107,7 @@ pub(in crate::store) fn punch(file: &File, range: ByteRange) -> io::Result<()> {
 
 /// Syncs the bytes of a file (fdatasync(2)).
 pub(in crate::store) fn sync(file: &File) -> io::Result<()> {
+    check_not_held(Rank::Core);
     failpoint::hit(Failpoint::StoreSync)?;
     file.sync_data()?;
     note!(Sync { ino: ino(file)? });
@@ -120,6 +123,7 @@ pub(in crate::store) fn check_written(file: &File) -> io::Result<()> {
 
 /// Renames within a directory, over the new name if it exists (renameat(2)).
 pub(in crate::store) fn rename(dir: impl AsFd, from: &str, to: &str) -> io::Result<()> {
+    check_not_held(Rank::Core);
     failpoint::hit(Failpoint::StoreRename)?;
     renameat(&dir, from, &dir, to)?;
     note!(Rename { dir: ino(&dir)?, from: from.to_owned(), to: to.to_owned() });
@@ -167,6 +171,7 @@ pub(in crate::store) fn mkdir(dir: impl AsFd, name: &str) -> io::Result<()> {
 
 /// Syncs the names in a directory (fsync(2)).
 pub(in crate::store) fn sync_dir(dir: impl AsFd) -> io::Result<()> {
+    check_not_held(Rank::Core);
     failpoint::hit(Failpoint::StoreSyncDir)?;
     nix::unistd::fsync(&dir)?;
     note!(SyncDir { ino: ino(&dir)? });
@@ -175,6 +180,7 @@ pub(in crate::store) fn sync_dir(dir: impl AsFd) -> io::Result<()> {
 
 /// Syncs and commits the whole filesystem of a directory (syncfs(2)).
 pub(in crate::store) fn commit(dir: impl AsFd) -> io::Result<()> {
+    check_not_held(Rank::Core);
     failpoint::hit(Failpoint::StoreSyncDir)?;
     nix::unistd::syncfs(&dir)?;
     note!(SyncAll {});

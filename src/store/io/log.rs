@@ -61,6 +61,57 @@ pub struct Log<T> {
     records: PhantomData<fn(&T)>,
 }
 
+/// Bytes for the end of a log, to be written without its lock: frames, or zeros behind them. The
+/// log gets nothing else until it is told how that ended.
+pub struct LogWrite {
+    file: Arc<File>,
+    bytes: Vec<u8>,
+    at: u64,
+    is_zeros: bool,
+    written: std::io::Result<()>,
+    /// Whether a failed write left something behind the log.
+    undone: std::io::Result<()>,
+}
+
+impl LogWrite {
+    fn new(file: &Arc<File>, bytes: Vec<u8>, at: u64, is_zeros: bool) -> LogWrite {
+        LogWrite { file: Arc::clone(file), bytes, at, is_zeros, written: Ok(()), undone: Ok(()) }
+    }
+
+    /// Writes the bytes (pwrite(2)). If that fails, undoes what it wrote.
+    pub fn write(&mut self) {
+        self.written = disk::write_at(&self.file, &self.bytes, self.at);
+        if self.written.is_err() {
+            self.undone = self.undo();
+        }
+    }
+
+    /// Cuts off what a failed write left, or replaces a frame by zeros. If it left nothing of a
+    /// frame, the file is not touched. A full quota can refuse to cut (btrfs), but no write to
+    /// bytes just written.
+    fn undo(&self) -> std::io::Result<()> {
+        if self.is_zeros {
+            // They take space that something else may need.
+            return cut_behind(&self.file, self.at);
+        }
+        let mut left = vec![0; self.bytes.len()];
+        let len = disk::read_at(&self.file, &mut left, self.at)?;
+        left.truncate(len);
+        if left.iter().all(|byte| *byte == 0) {
+            return Ok(());
+        }
+        cut_behind(&self.file, self.at).or_else(|_| {
+            left.fill(0);
+            disk::write_at(&self.file, &left, self.at)
+        })
+    }
+}
+
+/// Cuts off what a file has behind `end`.
+fn cut_behind(file: &File, end: u64) -> std::io::Result<()> {
+    if file.metadata()?.len() > end { disk::cut(file, end) } else { Ok(()) }
+}
+
 /// The records of a log.
 pub struct Contents<T> {
     /// Each record, with the offset at which its frame ends.
@@ -359,9 +410,9 @@ impl<T: Serialize> Log<T> {
     /// # Errors
     /// As pwrite(2); the log then ends where it ended before.
     pub fn append(&mut self, record: &T) -> Result<()> {
-        self.check()?;
-        frame_onto(record, self.seq, &mut self.buffer).map_err(|e| e.during(&self.what))?;
-        self.write_frame()
+        let mut frame = self.begin_append(record)?;
+        frame.write();
+        self.end_append(frame)
     }
 
     /// Appends one record that holds bytes chosen by a user or a program.
@@ -372,6 +423,27 @@ impl<T: Serialize> Log<T> {
     /// # Errors
     /// As [`Log::append`], and EINVAL.
     pub fn append_untrusted(&mut self, record: &T) -> Result<()> {
+        let mut frame = self.begin_append_untrusted(record)?;
+        frame.write();
+        self.end_append(frame)
+    }
+
+    /// As [`Log::append`], in steps: the caller writes the frame, without the lock of the log, and
+    /// then calls [`Log::end_append`].
+    ///
+    /// # Errors
+    /// If nothing can be appended, or the record cannot be encoded.
+    pub fn begin_append(&mut self, record: &T) -> Result<LogWrite> {
+        self.check()?;
+        frame_onto(record, self.seq, &mut self.buffer).map_err(|e| e.during(&self.what))?;
+        Ok(self.begin_write())
+    }
+
+    /// As [`Log::append_untrusted`], in the steps of [`Log::begin_append`].
+    ///
+    /// # Errors
+    /// As [`Log::begin_append`], and EINVAL.
+    pub fn begin_append_untrusted(&mut self, record: &T) -> Result<LogWrite> {
         self.check()?;
         frame_onto(record, self.seq, &mut self.buffer).map_err(|e| e.during(&self.what))?;
         if hides_a_frame(&self.buffer, self.seq, self.end) {
@@ -382,28 +454,56 @@ impl<T: Serialize> Log<T> {
             );
             return Err(Error { errno: Some(nix::errno::Errno::EINVAL as i32), ..refused });
         }
-        self.write_frame()
+        Ok(self.begin_write())
+    }
+
+    fn begin_write(&mut self) -> LogWrite {
+        LogWrite::new(&self.file, std::mem::take(&mut self.buffer), self.end, false)
+    }
+
+    /// Counts a frame that was written.
+    ///
+    /// # Errors
+    /// As pwrite(2); the log then ends where it ended before.
+    pub fn end_append(&mut self, frame: LogWrite) -> Result<()> {
+        self.buffer = frame.bytes;
+        if let Err(error) = frame.written {
+            self.zeros_to = self.zeros_to.min(self.end);
+            if frame.undone.is_err() {
+                self.broken = Some("an earlier write failed and could not be undone");
+            }
+            return Err(Error::io(format!("write {}", self.what), &error));
+        }
+        self.end += self.buffer.len() as u64;
+        self.seq += 1;
+        Ok(())
     }
 
     /// Prepares for a sync that follows, and for those after it. A log that is synced again and
     /// again gets zeros behind its last frame, as many as it has bytes, between 64 KiB and 1 MiB.
     /// Frames then replace zeros, and a sync of them commits neither a new length nor new blocks.
     ///
-    /// A failure is no error: the log just goes on without zeros.
-    pub fn write_ahead(&mut self) {
+    /// Returns the zeros, if they are due. The caller writes them, and then calls
+    /// [`Log::end_write_ahead`].
+    pub fn begin_write_ahead(&mut self) -> Option<LogWrite> {
         self.syncs = self.syncs.saturating_add(1);
         if self.syncs < SYNCS_BEFORE_ZEROS || self.end < self.zeros_to || self.broken.is_some() {
-            return;
+            return None;
         }
         let len = self.end.clamp(ZEROS.0, ZEROS.1);
         let zeros = vec![0; usize::try_from(len).unwrap_or(0)];
-        match disk::write_at(&self.file, &zeros, self.end) {
-            Ok(()) => self.zeros_to = self.end + len,
+        Some(LogWrite::new(&self.file, zeros, self.end, true))
+    }
+
+    /// Counts zeros that were written. A failure is no error: the log just goes on without zeros.
+    pub fn end_write_ahead(&mut self, zeros: LogWrite) {
+        match zeros.written {
+            Ok(()) => self.zeros_to = zeros.at + zeros.bytes.len() as u64,
             Err(error) => {
                 log::debug!("{} gets no zeros: {error}", self.what);
-                // The zeros that were written take space that something else may need.
-                if let Err(error) = self.cut_zeros() {
-                    log::debug!("{error}");
+                self.zeros_to = self.end;
+                if let Err(error) = zeros.undone {
+                    log::debug!("cut zeros off {}: {error}", self.what);
                 }
             }
         }
@@ -414,42 +514,9 @@ impl<T: Serialize> Log<T> {
     /// # Errors
     /// As fstat(2) and ftruncate(2).
     pub fn cut_zeros(&mut self) -> Result<()> {
-        self.cut_rest().attempt(|| format!("cut zeros off {}", self.what))
-    }
-
-    fn cut_rest(&mut self) -> std::io::Result<()> {
-        if self.file.metadata()?.len() > self.end {
-            disk::cut(&self.file, self.end)?;
-        }
+        cut_behind(&self.file, self.end).attempt(|| format!("cut zeros off {}", self.what))?;
         self.zeros_to = self.end;
         Ok(())
-    }
-
-    fn write_frame(&mut self) -> Result<()> {
-        if let Err(error) = disk::write_at(&self.file, &self.buffer, self.end) {
-            if self.roll_back().is_err() {
-                self.broken = Some("an earlier write failed and could not be undone");
-            }
-            return Err(Error::io(format!("write {}", self.what), &error));
-        }
-        self.end += self.buffer.len() as u64;
-        self.seq += 1;
-        Ok(())
-    }
-
-    /// Cuts off what a failed write left, or replaces it by zeros. If it left nothing, the file is
-    /// not touched. A full quota can refuse to cut (btrfs), but no write to bytes just written.
-    fn roll_back(&mut self) -> std::io::Result<()> {
-        let mut left = vec![0; self.buffer.len()];
-        let len = disk::read_at(&self.file, &mut left, self.end)?;
-        left.truncate(len);
-        if left.iter().all(|byte| *byte == 0) {
-            return Ok(());
-        }
-        self.cut_rest().or_else(|_| {
-            left.fill(0);
-            disk::write_at(&self.file, &left, self.end)
-        })
     }
 
     /// The probe that tells what a failed sync of the file lost.

@@ -160,6 +160,27 @@ impl JournalRewrite {
         Ok(())
     }
 
+    /// Publishes the new journal in place of the old one, which ends at `end`. The caller has
+    /// checked that the layer can be written to, and calls [`Upper::go_on_in`] before anything else
+    /// is recorded.
+    ///
+    /// No sync of the layer may be under way. None may be acknowledged before
+    /// [`JournalExchange::sync`].
+    ///
+    /// # Errors
+    /// As rename(2). Then nothing has changed.
+    pub fn publish(&mut self, end: &JournalEnd) -> Result<()> {
+        self.follow(end)?;
+        if self.synced.is_none() {
+            return Err(self.error("the new journal is not synced"));
+        }
+        let dir = &self.dir;
+        disk::rename(dir, NEW_JOURNAL, JOURNAL)
+            .attempt(|| format!("publish {}", dir.show(JOURNAL)))?;
+        self.is_published = true;
+        Ok(())
+    }
+
     /// The sync that is due after [`Upper::go_on_in`].
     pub fn exchange(&self) -> JournalExchange {
         JournalExchange { dir: Arc::clone(&self.dir), durable: self.durable }
@@ -213,29 +234,14 @@ impl Upper {
         end.is_of(self.layer, &self.journal.file()) && end.count <= self.synced
     }
 
-    /// Publishes a rewritten journal in place of the old one, and appends to it from now on.
-    ///
-    /// No sync of the layer may be under way. None may be acknowledged before
-    /// [`JournalExchange::sync`].
-    ///
-    /// # Errors
-    /// As rename(2), and if nothing can be recorded any more. Then nothing has changed.
-    pub fn go_on_in(&mut self, rewrite: &mut JournalRewrite) -> Result<()> {
-        self.check()?;
-        rewrite.follow(&self.journal_end())?;
-        let Some(synced) = rewrite.synced else {
-            return Err(rewrite.error("the new journal is not synced"));
-        };
-        let dir = &rewrite.dir;
-        disk::rename(dir, NEW_JOURNAL, JOURNAL)
-            .attempt(|| format!("publish {}", dir.show(JOURNAL)))?;
-        rewrite.is_published = true;
+    /// Appends to a published journal from now on. Does nothing for one that is not published.
+    pub fn go_on_in(&mut self, rewrite: &mut JournalRewrite) {
+        let Some(synced) = rewrite.synced.filter(|_| rewrite.is_published) else { return };
         // The old file is closed with the rewrite, which the caller drops without any lock: the
         // close frees its blocks, and that can take long.
         std::mem::swap(&mut self.journal, &mut rewrite.log);
         self.synced = synced;
         self.in_doubt = false;
-        Ok(())
     }
 
     /// Stops the layer because the exchange of the journal could not be synced: a power cut may

@@ -13,7 +13,7 @@ use crate::store::io::log;
 use crate::store::io::writer::{FailedSyncs, Writer};
 use crate::store::layer::files::Layers;
 use crate::store::layer::journal::{LayerContents, Trust, read, read_bytes};
-use crate::store::layer::upper::Upper;
+use crate::store::layer::upper::{SyncWork, Upper};
 use crate::store::layer::{JOURNAL, LayerInfo, POOL};
 use crate::store::record::{Header, LayerKind, Record, Seal};
 use crate::sys::{clock, failpoint};
@@ -45,6 +45,31 @@ fn resize() -> Record {
 fn xattr(value: Vec<u8>) -> Record {
     let name = b"user.a".to_vec();
     Record::Edits(vec![Edit::Xattr { ino: Ino(9), name, value: Some(value) }])
+}
+
+/// Appends the mark for a synced pool.
+fn mark_synced(upper: &mut Upper, work: &mut SyncWork) -> Result<()> {
+    let mut frame = upper.begin_mark(work)?;
+    frame.write();
+    upper.end_mark(work, frame)?;
+    write_ahead(upper);
+    Ok(())
+}
+
+/// Appends a mark with the unsynced bytes of the pool. Returns whether that could be done.
+fn append_redo(upper: &mut Upper, work: &mut SyncWork) -> bool {
+    let Some(mut frame) = upper.begin_redo(work) else { return false };
+    frame.write();
+    let is_done = upper.end_redo(work, frame);
+    write_ahead(upper);
+    is_done
+}
+
+fn write_ahead(upper: &mut Upper) {
+    if let Some(mut zeros) = upper.begin_write_ahead() {
+        zeros.write();
+        upper.end_write_ahead(zeros);
+    }
 }
 
 fn seal(message: String) -> Seal {
@@ -169,7 +194,7 @@ fn a_sync_of_one_layer_proves_nothing_about_another() {
     }
     let mut work = before.begin_sync().unwrap();
     after.record(&map()).unwrap();
-    assert!(after.pool_synced(&mut work).is_err());
+    assert!(mark_synced(&mut after, &mut work).is_err());
     after.journal_synced(&work);
     assert!(after.begin_sync().is_some(), "it has a record that is not synced");
 }
@@ -184,7 +209,7 @@ fn synced_records_survive_a_second_power_cut() {
     upper.record(&map()).unwrap();
     let mut work = upper.begin_sync().unwrap();
     upper.record(&map()).unwrap();
-    upper.pool_synced(&mut work).unwrap();
+    mark_synced(&mut upper, &mut work).unwrap();
     upper.journal_synced(&work);
     upper.record(&map()).unwrap();
     drop(upper);
@@ -307,7 +332,7 @@ fn a_synced_record_is_valid_even_if_others_were_appended_during_the_sync() {
     upper.record(&map()).unwrap();
     let mut work = upper.begin_sync().unwrap();
     upper.record(&map()).unwrap();
-    upper.pool_synced(&mut work).unwrap();
+    mark_synced(&mut upper, &mut work).unwrap();
     upper.journal_synced(&work);
     let after_cut = records(&read(&layers, LayerId(1), &trust(TWO, LayerId(0))).unwrap());
     assert_eq!(
@@ -317,7 +342,7 @@ fn a_synced_record_is_valid_even_if_others_were_appended_during_the_sync() {
     );
     upper.record(&map()).unwrap();
     let mut rest = upper.begin_sync().unwrap();
-    upper.pool_synced(&mut rest).unwrap();
+    mark_synced(&mut upper, &mut rest).unwrap();
     upper.journal_synced(&rest);
     assert!(upper.begin_sync().is_none(), "a sync right after a sync has nothing to do");
 }
@@ -344,7 +369,7 @@ fn redo(upper: &mut Upper, at: u64, bytes: &[u8]) {
     upper.pool.write(at, bytes).unwrap();
     upper.record(&map()).unwrap();
     let mut work = upper.begin_sync().unwrap();
-    assert!(upper.append_redo(&mut work));
+    assert!(append_redo(upper, &mut work));
     work.sync_journal().unwrap();
     upper.journal_synced(&work);
     assert!(upper.begin_sync().is_none(), "everything is synced");
@@ -412,7 +437,7 @@ fn a_sync_of_the_pool_makes_earlier_copies_in_the_journal_obsolete() {
     upper.record(&map()).unwrap();
     let mut work = upper.begin_sync().unwrap();
     work.sync_pool().unwrap();
-    upper.pool_synced(&mut work).unwrap();
+    mark_synced(&mut upper, &mut work).unwrap();
     work.sync_journal().unwrap();
     upper.journal_synced(&work);
     let cut = || read(&layers, LayerId(1), &trust(TWO, LayerId(1))).unwrap();
@@ -437,7 +462,7 @@ fn a_copy_in_the_journal_that_was_not_synced_is_cut_off() {
         upper.pool.write(0, b"failed").unwrap();
         upper.record(&map()).unwrap();
         let mut work = upper.begin_sync().unwrap();
-        assert!(upper.append_redo(&mut work));
+        assert!(append_redo(&mut upper, &mut work));
         let writer = if is_torn {
             tear_journal(&layers, LayerId(1), torn_at);
             TWO
@@ -471,9 +496,9 @@ fn after_a_kill_the_pool_has_newer_bytes_than_the_journal() {
     // The process before may have written anywhere.
     upper.record(&map()).unwrap();
     let mut work = upper.begin_sync().unwrap();
-    assert!(!upper.append_redo(&mut work), "the pool must be synced");
+    assert!(!append_redo(&mut upper, &mut work), "the pool must be synced");
     work.sync_pool().unwrap();
-    upper.pool_synced(&mut work).unwrap();
+    mark_synced(&mut upper, &mut work).unwrap();
     work.sync_journal().unwrap();
     upper.journal_synced(&work);
     redo(&mut upper, 0, b"third");
@@ -490,7 +515,7 @@ fn a_copy_of_many_bytes_or_of_a_whole_frame_does_not_go_into_the_journal() {
         upper.record(&map()).unwrap();
         let len = upper.journal_len();
         let mut work = upper.begin_sync().unwrap();
-        assert!(!upper.append_redo(&mut work));
+        assert!(!append_redo(&mut upper, &mut work));
         assert_eq!(upper.journal_len(), len);
         upper.sync().unwrap();
     }
@@ -526,7 +551,7 @@ fn records_during_the_sync_of_a_copy_are_not_covered() {
     upper.record(&map()).unwrap();
     let end = upper.journal_end();
     let mut work = upper.begin_sync().unwrap();
-    assert!(upper.append_redo(&mut work) && !upper.has_synced(&end));
+    assert!(append_redo(&mut upper, &mut work) && !upper.has_synced(&end));
     upper.pool.write(0, b"again").unwrap();
     upper.record(&map()).unwrap();
     work.sync_journal().unwrap();
@@ -535,7 +560,7 @@ fn records_during_the_sync_of_a_copy_are_not_covered() {
     let cut = read(&layers, LayerId(1), &trust(TWO, LayerId(1))).unwrap();
     assert_eq!(maps(&cut), 1);
     let mut rest = upper.begin_sync().unwrap();
-    assert!(upper.append_redo(&mut rest));
+    assert!(append_redo(&mut upper, &mut rest));
     work.sync_journal().unwrap();
     upper.journal_synced(&rest);
     set_pool(&layers, b"");

@@ -18,7 +18,7 @@ use crate::store::content::pool::PoolWriter;
 use crate::store::content::unsynced::UnsyncedRanges;
 use crate::store::io::dir::StoreDir;
 use crate::store::io::fsync_probe::{FsyncProbe, Unsynced};
-use crate::store::io::log::Log;
+use crate::store::io::log::{Log, LogWrite};
 use crate::store::io::writer::FailedSyncs;
 use crate::store::layer::journal::LayerContents;
 use crate::store::layer::redo;
@@ -200,9 +200,29 @@ impl Upper {
     /// As pwrite(2), and EINVAL for a record that holds a whole frame
     /// ([`Log::append_untrusted`]). The journal then ends where it ended before.
     pub fn record(&mut self, record: &Record) -> Result<()> {
-        self.journal.append_untrusted(record)?;
+        let mut frame = self.begin_record(record)?;
+        frame.write();
+        self.end_record(record, frame).map(drop)
+    }
+
+    /// As [`Upper::record`], in steps: the caller writes the frame, without the lock of the layer,
+    /// and then calls [`Upper::end_record`]. Nothing else is appended meanwhile.
+    ///
+    /// # Errors
+    /// As [`Upper::record`], but for those of pwrite(2).
+    pub fn begin_record(&mut self, record: &Record) -> Result<LogWrite> {
+        self.journal.begin_append_untrusted(record)
+    }
+
+    /// Counts a record whose frame was written. Returns its bytes.
+    ///
+    /// # Errors
+    /// As pwrite(2). The journal then ends where it ended before.
+    pub fn end_record(&mut self, record: &Record, frame: LogWrite) -> Result<u64> {
+        let before = self.journal.len();
+        self.journal.end_append(frame)?;
         self.changed |= matches!(record, Record::Edits(_));
-        Ok(())
+        Ok(self.journal.len() - before)
     }
 
     /// Notes that the pool has content to which a later record may refer. So the layer is sealed,
@@ -249,9 +269,14 @@ impl Upper {
     }
 }
 
-/// A sync in steps, which the caller does without the lock of the layer: [`Upper::begin_sync`];
-/// then [`Upper::append_redo`], or [`SyncWork::sync_pool`] and [`Upper::pool_synced`]; then
-/// [`SyncWork::sync_journal`] and [`Upper::journal_synced`].
+/// A sync in steps. The caller does the syncs, and the writes of the frames, without the lock of
+/// the layer:
+///
+/// 1. [`Upper::begin_sync`]
+/// 2. [`Upper::begin_redo`] and [`Upper::end_redo`]; or [`SyncWork::sync_pool`],
+///    [`Upper::begin_mark`] and [`Upper::end_mark`]
+/// 3. [`Upper::begin_write_ahead`] and [`Upper::end_write_ahead`]
+/// 4. [`SyncWork::sync_journal`] and [`Upper::journal_synced`]
 impl Upper {
     /// The sync that makes all current records survive a power cut; `None` if they do already.
     pub fn begin_sync(&mut self) -> Option<SyncWork> {
@@ -277,20 +302,26 @@ impl Upper {
         self.in_doubt &= work.layer != self.layer;
     }
 
-    /// Appends a mark that holds the unsynced bytes of the pool, instead of a sync of the pool; the
-    /// caller syncs the journal next. All current records must be covered, so the caller holds the
-    /// lock and has synced the identities. Returns whether that could be done: not if the bytes are
-    /// many, or cannot be written to the journal.
-    pub fn append_redo(&mut self, work: &mut SyncWork) -> bool {
+    /// Begins a mark that holds the unsynced bytes of the pool, instead of a sync of the pool.
+    /// `None` if that cannot be done: if the bytes are many, for example. All current records must
+    /// be covered, so no other thread appends one before [`Upper::end_redo`], and the caller has
+    /// synced the identities.
+    pub fn begin_redo(&mut self, work: &SyncWork) -> Option<LogWrite> {
         if work.layer != self.layer || self.in_doubt {
-            return false;
+            return None;
         }
-        let Some(redo) = redo::begin(&mut self.pool) else { return false };
-        if let Err(error) = self.journal.append_untrusted(&redo) {
+        let redo = redo::begin(&mut self.pool)?;
+        let frame = self.journal.begin_append_untrusted(&redo);
+        frame.inspect_err(|error| log::debug!("{error}; the pool is synced instead")).ok()
+    }
+
+    /// Ends what [`Upper::begin_redo`] began, once the frame was written. Returns whether that
+    /// worked.
+    pub fn end_redo(&mut self, work: &mut SyncWork, frame: LogWrite) -> bool {
+        if let Err(error) = self.journal.end_append(frame) {
             log::debug!("{error}; the pool is synced instead");
             return false;
         }
-        self.journal.write_ahead();
         self.in_doubt = true;
         work.upto = self.journal.count();
         true
@@ -303,28 +334,46 @@ impl Upper {
         }
     }
 
-    /// Appends the mark for a synced pool; the caller syncs the journal next.
+    /// Begins the mark for a synced pool.
     ///
     /// Records that were appended during the sync may refer to pool bytes that are not synced. So
     /// the mark says how many records it covers.
     ///
     /// # Errors
-    /// As pwrite(2); and if `work` is a sync of another layer.
-    pub fn pool_synced(&mut self, work: &mut SyncWork) -> Result<()> {
+    /// If nothing can be recorded any more, or `work` is a sync of another layer.
+    pub fn begin_mark(&mut self, work: &SyncWork) -> Result<LogWrite> {
         if work.layer != self.layer {
             let attempt = format!("mark layer {} as synced", self.layer);
             let why = format!("the sync was of layer {}", work.layer);
             return Err(Error::new(Kind::Failed, attempt, why));
         }
         self.note_pool_synced(work);
-        self.journal.append(&Record::SyncedTo(work.upto))?;
-        self.journal.write_ahead();
+        self.journal.begin_append(&Record::SyncedTo(work.upto))
+    }
+
+    /// Ends what [`Upper::begin_mark`] began, once the frame was written.
+    ///
+    /// # Errors
+    /// As pwrite(2).
+    pub fn end_mark(&mut self, work: &mut SyncWork, frame: LogWrite) -> Result<()> {
+        self.journal.end_append(frame)?;
         self.in_doubt = true;
         // The mark needs no sync of its own, or every sync would ask for another.
         if self.journal.count() == work.upto + 1 {
             work.upto += 1;
         }
         Ok(())
+    }
+
+    /// The zeros that the journal gets behind its mark, if they are due
+    /// ([`Log::begin_write_ahead`]).
+    pub fn begin_write_ahead(&mut self) -> Option<LogWrite> {
+        self.journal.begin_write_ahead()
+    }
+
+    /// Counts zeros that were written.
+    pub fn end_write_ahead(&mut self, zeros: LogWrite) {
+        self.journal.end_write_ahead(zeros);
     }
 
     /// Notes that the journal is synced.

@@ -16,12 +16,13 @@ use super::path_history::{Entry, PathHistory};
 use super::{Clock, EditHistory, LogMark, pinned_ranges};
 use crate::error::{FsError, FsResult};
 use crate::fs::merged::answers;
+use crate::fs::writing::Writing;
 use crate::fs::{Core, DataRanges, Found, Fs, Invalidations, Need, State};
 use crate::store::edits_log::{Bounds, Content, EditsLogRecord, How, LogSync};
 use crate::store::record::Record;
 use crate::sys::clock;
 use crate::tree::{Body, Dentry, Edit, Hides, Meta, Node, Source};
-use crate::types::{Epoch, FileKind, Ino, LayerId, Name, Timestamp, TreePath};
+use crate::types::{ByteRange, Epoch, FileKind, Ino, LayerId, Name, Timestamp, TreePath};
 
 /// An edit of a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,7 +78,7 @@ impl From<FsError> for StepError {
 impl Fs {
     /// The edits of a path, newest first.
     pub fn history(&self, path: &TreePath) -> Vec<EditInfo> {
-        let mut core = self.core();
+        let mut core = self.writing();
         let Some(history) = &mut core.edits else { return Vec::new() };
         history.claim_pending(path);
         let Some(list) = history.by_path.get(path) else { return Vec::new() };
@@ -111,10 +112,10 @@ impl Fs {
     /// bound on their number takes effect with the next edit of a path, and one on bytes with the
     /// next maintenance.
     pub fn set_edit_bounds(&self, bounds: Bounds) {
-        let mut core = self.core();
+        let mut core = self.writing();
         let Some(history) = &mut core.edits else { return };
         if history.bounds != bounds {
-            history.append(&EditsLogRecord::Bounds(bounds));
+            history.append(EditsLogRecord::Bounds(bounds));
         }
         if !history.is_on() {
             core.drop_all_pending();
@@ -129,7 +130,7 @@ impl Fs {
         // first.
         let is_safe = history.log.sync_found().inspect_err(|error| log::warn!("{error}")).is_ok();
         let contents: Vec<Arc<Content>> = history.contents().collect();
-        let mut core = self.core();
+        let mut core = self.writing();
         let layer = core.upper.layer();
         if !is_safe {
             history.pinned.fix(layer, core.upper.pool.reserved().1);
@@ -146,7 +147,7 @@ impl Fs {
 
     /// Sets the clock for the times of edits.
     pub fn set_edit_clock(&self, clock: Clock) {
-        if let Some(history) = &mut self.core().edits {
+        if let Some(history) = &mut self.writing().edits {
             history.clock = clock;
         }
     }
@@ -154,14 +155,14 @@ impl Fs {
     /// Sets a function that is called when an edit begins. It is called under the lock of the head
     /// and must return at once.
     pub fn set_edit_notice(&self, notice: Option<Box<dyn Fn() + Send + Sync>>) {
-        if let Some(history) = &mut self.core().edits {
+        if let Some(history) = &mut self.writing().edits {
             history.notice = notice;
         }
     }
 
     /// Takes the layers with content that dropped edits referred to.
     pub fn layers_with_dropped_edits(&self) -> BTreeSet<LayerId> {
-        self.core()
+        self.writing()
             .edits
             .as_mut()
             .map(|history| std::mem::take(&mut history.dropped_layers))
@@ -170,7 +171,7 @@ impl Fs {
 
     /// Gives back layers that could not be trimmed yet.
     pub fn note_layers_with_dropped_edits(&self, layers: Vec<LayerId>) {
-        if let Some(history) = self.core().edits.as_mut() {
+        if let Some(history) = self.writing().edits.as_mut() {
             history.dropped_layers.extend(layers);
         }
     }
@@ -189,23 +190,23 @@ impl Fs {
     /// As [`Fs::secure_edits`].
     pub(in crate::fs) fn secure_edits_to(&self) -> crate::error::Result<Option<LogMark>> {
         let (work, mark) = {
-            let mut core = self.core();
+            let mut core = self.writing();
             let Some(history) = &mut core.edits else { return Ok(None) };
             (history.begin_secure()?, history.log_mark())
         };
         if let Some(work) = work {
             work.sync()?;
-            self.core().edits.iter_mut().for_each(|history| history.log.secured(&work));
+            self.writing().edits.iter_mut().for_each(|history| history.log.secured(&work));
         }
         Ok(Some(mark))
     }
 
     /// Drops the edits that refer to the base before an epoch, because its pre-images were dropped.
     pub fn forget_edits_before(&self, epoch: Epoch) {
-        let mut core = self.core();
+        let mut core = self.writing();
         let Some(history) = &mut core.edits else { return };
         for (path, upto) in history.before(epoch) {
-            history.append(&EditsLogRecord::Dropped { path, upto });
+            history.append(EditsLogRecord::Dropped { path, upto });
         }
     }
 
@@ -215,7 +216,7 @@ impl Fs {
     /// # Errors
     /// `StepError`. Nothing has changed then.
     pub fn step(&self, path: &TreePath, step: Step) -> Result<Stepped, StepError> {
-        let wanted = self.with_core(|core| core.resolve_step(path, step))?;
+        let wanted = self.change(|core| core.resolve_step(path, step))?;
         let wanted = match wanted.content {
             Some(content) => Wanted {
                 content: Some(self.in_current_epoch(path, wanted.number, content)?),
@@ -225,7 +226,7 @@ impl Fs {
         };
         // Only a failed file operation can be tried again after making room.
         self.with_room(Need::Less, || {
-            match self.with_core(|core| core.install_content(path, &wanted)) {
+            match self.change(|core| core.install_content(path, &wanted)) {
                 Err(StepError::Failed(error)) => Err(error),
                 outcome => Ok(outcome),
             }
@@ -254,12 +255,13 @@ impl Fs {
             for part in DataRanges::of(&state, &found, *range) {
                 let part = part?;
                 let bytes = state.read_range(&found, part)?;
-                let mut core = self.core();
+                let mut core = self.writing();
                 core.need_bytes(self.store(), part.len())?;
                 core.quota.add(part.len());
                 let layer = core.upper.layer();
                 let offset = core.upper.pool.allocate(content.ino, part, false);
-                core.upper.pool.write(offset, &bytes)?;
+                let write = core.upper.pool.begin_write(ByteRange::at(offset, part.len()));
+                core.released(|| write.write(offset, &bytes))?;
                 written_to.insert(layer);
                 push_extent(&mut extents, part, Source::Pool { layer, offset });
             }
@@ -268,11 +270,11 @@ impl Fs {
         // them.
         written_to.into_iter().try_for_each(|layer| self.store().sync_layer(layer))?;
         let content = Arc::new(Content { extents, epoch, ..Content::clone(&content) });
-        let mut core = self.core();
+        let mut core = self.writing();
         core.pin(&content);
         if let (Some(number), Some(history)) = (number, &mut core.edits) {
             let extents = content.extents.clone();
-            history.append(&EditsLogRecord::Remapped { path: path.clone(), number, extents });
+            history.append(EditsLogRecord::Remapped { path: path.clone(), number, extents });
         }
         Ok(content)
     }
@@ -401,6 +403,35 @@ impl Core {
         Some(Arc::clone(now.unwrap_or(content)))
     }
 
+    /// Commits tree edits that the kernel did not request, and returns what it must invalidate.
+    /// `before` is called when the base has answered all questions.
+    fn commit_in_place(
+        &mut self,
+        edits: Vec<Edit>,
+        before: impl FnOnce(&mut Core),
+    ) -> FsResult<Invalidations> {
+        if edits.is_empty() {
+            answers::check_complete()?;
+            before(self);
+            return Ok(Invalidations::default());
+        }
+        let mut after = self.state.clone();
+        for edit in &edits {
+            after.tree.apply(edit).map_err(|misfit| FsError::Damage(misfit.0))?;
+        }
+        let record = Record::Edits(edits);
+        let record = |core: &mut Core| {
+            answers::check_complete()?;
+            before(core);
+            core.append_at_once(&record)
+        };
+        let (invalidations, ()) = self.install(after, false, record)?;
+        answers::note_committed();
+        Ok(invalidations)
+    }
+}
+
+impl Writing<'_> {
     /// Installs the wanted content at its path.
     fn install_content(&mut self, path: &TreePath, wanted: &Wanted) -> Result<Stepped, StepError> {
         let (found, live) = self.file_at(path)?;
@@ -439,7 +470,7 @@ impl Core {
             if let Some(ino) = ino {
                 history.end_edit(ino);
             }
-            history.append(&EditsLogRecord::At { path: path.clone(), number: wanted.number });
+            history.append(EditsLogRecord::At { path: path.clone(), number: wanted.number });
         }
         Ok(Stepped { invalidations, number: wanted.number, sizes })
     }
@@ -482,7 +513,7 @@ impl Core {
         let store = Arc::clone(self.lower.store());
         let count = missing.len();
         for (depth, name) in missing.into_iter().enumerate() {
-            let ino = store.identities().lock().fresh()?;
+            let ino = self.released(|| store.identities().lock().fresh())?;
             let nlink = if depth + 1 < count { 3 } else { 2 };
             parent = Meta { nlink, atime: now, mtime: now, ctime: now, ..parent };
             let node = Node { meta: parent, xattrs: None, body: Body::Dir { base: None } };
@@ -494,39 +525,12 @@ impl Core {
             });
             dir = ino;
         }
-        let ino = store.identities().lock().fresh()?;
+        let ino = self.released(|| store.identities().lock().fresh())?;
         let mut node = content.node.clone();
         node.meta = Meta { nlink: 1, mtime: now, ctime: now, ..node.meta };
         edits.extend(put_file(ino, node, content));
         edits.push(Edit::Dentry { dir, name, to: Some(Dentry::Child { ino, hides }) });
         Ok(edits)
-    }
-
-    /// Commits tree edits that the kernel did not request, and returns what it must invalidate.
-    /// `before` is called when the base has answered all questions.
-    fn commit_in_place(
-        &mut self,
-        edits: Vec<Edit>,
-        before: impl FnOnce(&mut Core),
-    ) -> FsResult<Invalidations> {
-        if edits.is_empty() {
-            answers::check_complete()?;
-            before(self);
-            return Ok(Invalidations::default());
-        }
-        let mut after = self.state.clone();
-        for edit in &edits {
-            after.tree.apply(edit).map_err(|misfit| FsError::Damage(misfit.0))?;
-        }
-        let record = Record::Edits(edits);
-        let record = |core: &mut Core| {
-            answers::check_complete()?;
-            before(core);
-            core.append(&record)
-        };
-        let (invalidations, ()) = self.install(after, false, record)?;
-        answers::note_committed();
-        Ok(invalidations)
     }
 }
 

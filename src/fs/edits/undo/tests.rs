@@ -72,11 +72,11 @@ fn a_write_during_an_undo_is_kept() {
     for text in ["one", "two", "three"] {
         place.put(text);
     }
-    let wanted = place.fs.with_core(|core| core.resolve_step(&path(), Step::Undo(1))).unwrap();
+    let wanted = place.fs.change(|core| core.resolve_step(&path(), Step::Undo(1))).unwrap();
     place.fs.write(place.file, 5, b" and more", false).unwrap();
     place
         .fs
-        .with_core(|core| core.install_content(&path(), &wanted))
+        .change(|core| core.install_content(&path(), &wanted))
         .unwrap_or_else(|_| panic!("not undone"));
     assert_eq!(place.live(), "two");
     assert_eq!(place.texts()[0], "three and more", "{:?}", place.texts());
@@ -96,11 +96,11 @@ fn a_write_during_a_redo_is_kept() {
     }
     place.fs.step(&path(), Step::Undo(2)).unwrap_or_else(|_| panic!("not undone"));
     let entry = place.fs.lookup(NodeId::ROOT, &Name::new(b"a").unwrap()).unwrap();
-    let wanted = place.fs.with_core(|core| core.resolve_step(&path(), Step::Redo(1))).unwrap();
+    let wanted = place.fs.change(|core| core.resolve_step(&path(), Step::Redo(1))).unwrap();
     place.fs.write(entry.id, 0, b"ONE", false).unwrap();
     place
         .fs
-        .with_core(|core| core.install_content(&path(), &wanted))
+        .change(|core| core.install_content(&path(), &wanted))
         .unwrap_or_else(|_| panic!("not redone"));
     assert_eq!(place.live(), "two");
     assert!(place.texts().contains(&"ONE".to_owned()), "{:?}", place.texts());
@@ -113,11 +113,11 @@ fn an_undo_installs_an_edit_whose_extents_changed_meanwhile() {
     for end in ["one", "two", "three"] {
         place.put(&text(end));
     }
-    let wanted = place.fs.with_core(|core| core.resolve_step(&path(), Step::Undo(1))).unwrap();
+    let wanted = place.fs.change(|core| core.resolve_step(&path(), Step::Undo(1))).unwrap();
     place.fs.maintain_edits(true, &|| false);
     place
         .fs
-        .with_core(|core| core.install_content(&path(), &wanted))
+        .change(|core| core.install_content(&path(), &wanted))
         .unwrap_or_else(|_| panic!("not undone"));
     assert!(place.live() == text("two"));
     place.fs.step(&path(), Step::Undo(1)).unwrap_or_else(|_| panic!("not undone"));
@@ -213,7 +213,7 @@ fn bytes_that_a_file_refers_to_twice_are_not_overwritten_in_place() {
     // Map the second block to the second half of the first and the first half of the second.
     let to = Some(Source::Pool { layer, offset: offset + 2048 });
     let edit = Edit::Map { ino, range: ByteRange::at(4096, 4096), to };
-    place.fs.core().commit(vec![edit]).unwrap();
+    place.fs.writing().commit(vec![edit]).unwrap();
     // Reopen, so that the pinned ranges come from the tree alone.
     place.fs.open_edits("main");
     let pinned = |from: u64| {

@@ -1,0 +1,209 @@
+//! Runs requests of the kernel while a change has released the core lock: at each write to a file
+//! of the store, before it and after it.
+
+use std::fmt::Write as _;
+use std::sync::{Arc, Mutex};
+
+use super::{CALLER, Place, name, read};
+use crate::fs::writing::hook;
+use crate::fs::{Fs, LinkReply, RenameMode, SetAttr, SetXattr};
+use crate::types::{Ino, Name, NodeId};
+
+/// A place with more nodes: in the base `d/a` to `d/h`, and in the tree the file `d/new`, the
+/// directory `d/sub` and the link `d/sub/link`.
+struct Nodes {
+    place: Place,
+    new: NodeId,
+    sub: NodeId,
+    link: NodeId,
+    base: NodeId,
+}
+
+impl Nodes {
+    fn new() -> Nodes {
+        let place = Place::new();
+        let (fs, dir) = (&place.fs, place.dir);
+        let new = fs.mknod(dir, &name("new"), 0o644, 0, 0, CALLER).unwrap().id;
+        fs.write(new, 0, b"content of the new file", false).unwrap();
+        let sub = fs.mkdir(dir, &name("sub"), 0o755, 0, CALLER).unwrap().id;
+        let link = fs.symlink(sub, &name("link"), b"../../d/a", CALLER).unwrap().id;
+        let base = place.file("b");
+        Nodes { new, sub, link, base, place }
+    }
+
+    fn fs(&self) -> &Arc<Fs> {
+        &self.place.fs
+    }
+
+    fn dir(&self) -> NodeId {
+        self.place.dir
+    }
+
+    /// Makes a change. Calls `each` in another thread whenever the core lock is released.
+    fn change(&self, change: Change, each: impl FnMut() + Send + 'static) {
+        hook::set(each);
+        change(self);
+        hook::clear();
+    }
+
+    /// All that the kernel can ask, without times.
+    fn view(&self) -> String {
+        view(self.fs(), [self.dir(), self.sub], [self.new, self.base, self.sub, self.link])
+    }
+}
+
+/// All that the kernel learns of these directories and nodes. It forgets what it looks up.
+fn view(fs: &Fs, dirs: [NodeId; 2], nodes: [NodeId; 4]) -> String {
+    let mut seen = String::new();
+    for dir in dirs {
+        let mut names = Vec::new();
+        let listed = fs.readdir(dir, 0, |entry| {
+            names.push(entry.name);
+            true
+        });
+        names.sort();
+        writeln!(seen, "{listed:?} {names:?}").unwrap();
+        for text in ["a", "b", "new", "sub", "link", "made", "moved"] {
+            let found = fs.lookup(dir, &name(text));
+            let shown = found.as_ref().map(|found| (found.attr.kind, found.attr.size));
+            writeln!(seen, "{text} {shown:?}").unwrap();
+            if let Ok(found) = found {
+                fs.forget(found.id, 1);
+            }
+        }
+    }
+    for id in nodes {
+        let attr = fs.getattr(id).map(|attr| (attr.meta.mode, attr.meta.nlink, attr.size));
+        let bytes = fs.read(id, 0, 100).map(|plan| plan.read(false));
+        writeln!(seen, "{attr:?} {bytes:?} {:?}", fs.listxattr(id)).unwrap();
+    }
+    seen
+}
+
+type Change = fn(&Nodes);
+
+fn rename(nodes: &Nodes, from: &str, to: &str, mode: RenameMode) {
+    let [from, to]: [Name; 2] = [from, to].map(name);
+    nodes.fs().rename(nodes.dir(), &from, nodes.dir(), &to, mode, 1).unwrap();
+}
+
+fn set(nodes: &Nodes, id: NodeId, set: SetAttr) {
+    nodes.fs().setattr(id, set, false).unwrap();
+}
+
+const CHANGES: &[(&str, Change)] = &[
+    ("mknod", |n| {
+        n.fs().mknod(n.dir(), &name("made"), 0o644, 0, 0, CALLER).unwrap();
+    }),
+    ("mkdir", |n| {
+        n.fs().mkdir(n.dir(), &name("made"), 0o755, 0, CALLER).unwrap();
+    }),
+    ("symlink", |n| {
+        n.fs().symlink(n.dir(), &name("made"), b"a", CALLER).unwrap();
+    }),
+    ("link", |n| {
+        n.fs().link(n.new, n.dir(), &name("made")).unwrap();
+    }),
+    ("link of a base file", |n| {
+        n.fs().link(n.base, n.dir(), &name("made")).unwrap();
+    }),
+    ("unlink", |n| n.fs().unlink(n.dir(), &name("new")).unwrap()),
+    ("unlink of a base file", |n| n.fs().unlink(n.dir(), &name("b")).unwrap()),
+    ("rename", |n| rename(n, "new", "moved", RenameMode::Replace)),
+    ("rename over another file", |n| rename(n, "new", "b", RenameMode::Replace)),
+    ("exchange", |n| rename(n, "new", "b", RenameMode::Exchange)),
+    ("chmod", |n| set(n, n.new, SetAttr { mode: Some(0o600), ..SetAttr::default() })),
+    ("chmod of a base file", |n| {
+        set(n, n.base, SetAttr { mode: Some(0o600), ..SetAttr::default() });
+    }),
+    ("truncate", |n| n.fs().truncate(n.new, 3, false).unwrap()),
+    ("write at the end", |n| n.fs().write(n.new, 23, b" and more", false).unwrap()),
+    ("write to a base file", |n| n.fs().write(n.base, 2, b"X", false).unwrap()),
+    ("setxattr", |n| n.fs().setxattr(n.new, b"user.x", b"1", SetXattr::default()).unwrap()),
+    ("fallocate", |n| n.fs().fallocate(n.new, 0, 0, 10_000, false).unwrap()),
+    ("link of a file without a name", |n| {
+        let file = n.fs().tmpfile(n.dir(), 0o644, 0, CALLER).unwrap().id;
+        n.fs().link(file, n.dir(), &name("made")).unwrap();
+    }),
+];
+
+#[test]
+fn the_kernel_sees_the_state_before_a_change_until_its_record_is_written() {
+    for (what, change) in CHANGES {
+        let alone = Nodes::new();
+        change(&alone);
+        let nodes = Arc::new(Nodes::new());
+        let (before, seen) = (nodes.view(), Arc::new(Mutex::new(Vec::new())));
+        let (asking, to) = (Arc::clone(&nodes), Arc::clone(&seen));
+        nodes.change(*change, move || to.lock().unwrap().push(asking.view()));
+        let seen = std::mem::take(&mut *seen.lock().unwrap());
+        assert!(!seen.is_empty(), "{what} writes nothing");
+        seen.iter()
+            .for_each(|seen| assert_eq!(*seen, before, "while the record of {what} is written"));
+        assert_eq!(nodes.view(), alone.view(), "after {what}");
+        assert_ne!(nodes.view(), before, "{what} changes something");
+    }
+}
+
+#[test]
+fn a_write_in_place_is_complete_after_it_whatever_the_kernel_asks_meanwhile() {
+    let nodes = Arc::new(Nodes::new());
+    let asking = Arc::clone(&nodes);
+    nodes.change(
+        |n| n.fs().write(n.new, 0, b"CONTENT", false).unwrap(),
+        move || {
+            assert_eq!(asking.fs().getattr(asking.new).unwrap().size, 23);
+            assert!(read(asking.fs(), asking.new).ends_with(b" of the new file"));
+        },
+    );
+    assert_eq!(read(nodes.fs(), nodes.new), b"CONTENT of the new file");
+}
+
+#[test]
+fn a_node_that_the_kernel_forgets_while_it_is_removed_leaves_nothing() {
+    let removals: [(bool, Change); 3] = [
+        (false, |n| n.fs().unlink(n.dir(), &name("new")).unwrap()),
+        (true, |n| n.fs().unlink(n.dir(), &name("b")).unwrap()),
+        (true, |n| rename(n, "new", "b", RenameMode::Replace)),
+    ];
+    for (removes_base, change) in removals {
+        let nodes = Arc::new(Nodes::new());
+        let (asking, id) = (Arc::clone(&nodes), if removes_base { nodes.base } else { nodes.new });
+        nodes.change(change, move || asking.fs().forget(id, 1));
+        assert!(nodes.fs().getattr(id).is_err());
+        assert_eq!(nodes.fs().live_set().orphans.len(), 0, "no orphan stays");
+    }
+}
+
+/// A directory of the base that gets its record counts as one of the tree at once, so no lookup can
+/// make the kernel hold it at another path.
+#[test]
+fn no_lookup_comes_between_the_record_of_a_directory_and_the_directory() {
+    let place = Place::new();
+    let (fs, dir) = (Arc::clone(&place.fs), place.dir);
+    let states = Arc::new(Mutex::new(Vec::new()));
+    let (asking, to) = (Arc::clone(&fs), Arc::clone(&states));
+    hook::set(move || to.lock().unwrap().push(asking.state().tree.node(Ino(dir.0)).is_some()));
+    fs.setattr(dir, SetAttr { mode: Some(0o700), ..SetAttr::default() }, false).unwrap();
+    hook::clear();
+    let states = std::mem::take(&mut *states.lock().unwrap());
+    assert!(!states.is_empty() && states.iter().all(|is_in_tree| *is_in_tree));
+}
+
+/// `d/sub/link` leads up two levels, which stays inside until `d/sub` is moved to the root.
+#[test]
+fn no_link_is_followed_while_its_directory_moves_up() {
+    let nodes = Arc::new(Nodes::new());
+    let followed = Arc::new(Mutex::new(false));
+    let (asking, to) = (Arc::clone(&nodes), Arc::clone(&followed));
+    let move_up: Change = |n| {
+        let sub = name("sub");
+        n.fs().rename(n.dir(), &sub, NodeId::ROOT, &sub, RenameMode::Replace, 1).unwrap();
+    };
+    nodes.change(move_up, move || {
+        let text = asking.fs().readlink(asking.link, 1);
+        *to.lock().unwrap() |= matches!(text, Ok(LinkReply::Text(_)));
+    });
+    assert!(!*followed.lock().unwrap(), "its text leads out of the directory's new place");
+    assert!(!matches!(nodes.fs().readlink(nodes.link, 1), Ok(LinkReply::Text(_))));
+}

@@ -1,0 +1,182 @@
+//! The locks of a change: one change of a head at a time, and the core lock as long as that change
+//! looks at the state.
+//!
+//! The core lock is released while bytes are written to a file of the store. So a disk that takes
+//! long delays only changes. A request that only reads takes the core lock alone.
+//!
+//! Always true:
+//! * Only the holder of [`Writing`] appends to a log of the head, writes to its pool in place, or
+//!   changes its tree.
+//! * While the core lock is released, requests can change only the tables of what the kernel holds:
+//!   it looks nodes up, forgets them, and follows links. So a change asks these tables after its
+//!   record is written, or keeps the core lock ([`Writing::keeping_core`]). It keeps it to move a
+//!   directory, and to copy one up.
+//! * The log of the edit history gets the records of a change before any of its bytes are in place.
+
+use std::ops::{Deref, DerefMut};
+
+use crate::error::{FsError, FsResult};
+use crate::fs::merged::answers;
+use crate::fs::{Core, Fs};
+use crate::store::record::Record;
+use crate::sys::lock::{RankedGuard, allow_waits};
+use crate::tree::{Edit, Misfit};
+
+/// A change of a head under way. Derefs to the state.
+pub(in crate::fs) struct Writing<'a> {
+    // First, so that it is dropped first.
+    core: RankedGuard<'a, Core>,
+    _one_at_a_time: RankedGuard<'a, ()>,
+    keeps_core: bool,
+}
+
+impl Deref for Writing<'_> {
+    type Target = Core;
+    fn deref(&self) -> &Core {
+        &self.core
+    }
+}
+
+impl DerefMut for Writing<'_> {
+    fn deref_mut(&mut self) -> &mut Core {
+        &mut self.core
+    }
+}
+
+impl Drop for Writing<'_> {
+    fn drop(&mut self) {
+        self.write_edits();
+    }
+}
+
+impl Fs {
+    /// Waits until no other change is under way, and takes the core lock.
+    pub(in crate::fs) fn writing(&self) -> Writing<'_> {
+        let one_at_a_time = self.one_at_a_time.lock();
+        Writing { core: self.core(), _one_at_a_time: one_at_a_time, keeps_core: false }
+    }
+}
+
+impl Writing<'_> {
+    /// Releases the core lock while it calls `write`.
+    pub(in crate::fs) fn released<T>(&mut self, write: impl FnOnce() -> T) -> T {
+        if self.keeps_core {
+            let _allowed = allow_waits();
+            return write();
+        }
+        self.core.released(|| {
+            #[cfg(test)]
+            hook::call();
+            let result = write();
+            #[cfg(test)]
+            hook::call();
+            result
+        })
+    }
+
+    /// Makes a change that keeps the core lock, because it depends on what the kernel holds.
+    pub(in crate::fs) fn keeping_core<T>(&mut self, change: impl FnOnce(&mut Self) -> T) -> T {
+        let before = std::mem::replace(&mut self.keeps_core, true);
+        let result = change(self);
+        self.keeps_core = before;
+        result
+    }
+
+    /// Appends an operation to the journal, and then applies it to the tree.
+    ///
+    /// # Errors
+    /// Those of the store; then nothing has changed.
+    pub(in crate::fs) fn commit(&mut self, edits: Vec<Edit>) -> FsResult<()> {
+        if edits.is_empty() {
+            return Ok(());
+        }
+        self.commit_copy_up(edits)?;
+        answers::note_committed();
+        Ok(())
+    }
+
+    /// As [`Writing::commit`], for a copy-up: a program cannot see it, so the operation may still
+    /// run again.
+    pub(in crate::fs) fn commit_copy_up(&mut self, edits: Vec<Edit>) -> FsResult<()> {
+        // A record that does not fit the tree would make the layer unreadable for ever.
+        self.tree.validate(&edits).map_err(|Misfit(what)| FsError::Damage(what))?;
+        let record = Record::Edits(edits);
+        self.append(&record)?;
+        let Record::Edits(edits) = record else { return Ok(()) };
+        let core = &mut *self.core;
+        for edit in &edits {
+            core.tree.apply(edit).map_err(|Misfit(what)| FsError::Damage(what))?;
+        }
+        core.upper.check_journal(&core.state.tree);
+        Ok(())
+    }
+
+    /// Appends a record to the journal of the upper layer, and counts its bytes.
+    fn append(&mut self, record: &Record) -> FsResult<()> {
+        answers::check_complete()?;
+        self.write_edits();
+        let mut frame = self.upper.begin_record(record)?;
+        self.released(|| frame.write());
+        let bytes = self.upper.end_record(record, frame)?;
+        self.quota.add(bytes);
+        Ok(())
+    }
+
+    /// Writes the records of the edit history that are not in its log yet.
+    pub(in crate::fs) fn write_edits(&mut self) {
+        let Some(write) = self.edits.as_mut().and_then(|edits| edits.begin_write()) else { return };
+        let written = self.released(|| write.write());
+        if let Some(edits) = &mut self.edits {
+            edits.end_write(written);
+        }
+    }
+}
+
+impl Core {
+    /// Appends a record to the journal of the upper layer at once, and counts its bytes: for a
+    /// change that keeps the core lock.
+    ///
+    /// # Errors
+    /// Those of the store; then nothing has changed.
+    pub(in crate::fs) fn append_at_once(&mut self, record: &Record) -> FsResult<()> {
+        answers::check_complete()?;
+        let _allowed = allow_waits();
+        if let Some(edits) = &mut self.edits {
+            edits.write();
+        }
+        let mut frame = self.upper.begin_record(record)?;
+        frame.write();
+        let bytes = self.upper.end_record(record, frame)?;
+        self.quota.add(bytes);
+        Ok(())
+    }
+}
+
+/// Lets a test run code in another thread whenever a change of this thread has released the core
+/// lock.
+#[cfg(test)]
+pub(in crate::fs) mod hook {
+    use std::cell::RefCell;
+
+    type Hook = Box<dyn FnMut() + Send>;
+
+    thread_local! {
+        static HOOK: RefCell<Option<Hook>> = const { RefCell::new(None) };
+    }
+
+    /// Calls `each` before and after each write to a file of the store, until [`clear`].
+    pub(in crate::fs) fn set(each: impl FnMut() + Send + 'static) {
+        HOOK.set(Some(Box::new(each)));
+    }
+
+    pub(in crate::fs) fn clear() {
+        HOOK.set(None);
+    }
+
+    pub(super) fn call() {
+        if let Some(mut hook) = HOOK.take() {
+            std::thread::scope(|scope| scope.spawn(&mut hook).join().unwrap());
+            HOOK.set(Some(hook));
+        }
+    }
+}

@@ -1,4 +1,4 @@
-//! A disk of the store that takes a write late delays no request that needs no disk.
+//! While the disk of a store delays changes, programs still look up and read other files.
 
 #![expect(
     clippy::unwrap_used,
@@ -79,14 +79,21 @@ const CHANGES: &[(&str, &str)] = &[
     ("os.rmdir('w/new')", "not os.path.lexists('w/new')"),
 ];
 
-#[test]
-fn a_change_that_the_disk_takes_late_delays_no_reader() {
+/// A mount whose store has a disk of its own. The base has the directories `d0` to `d11` for
+/// [`READS`], and `w` for changes.
+fn live() -> (Live, Disk) {
     let script = "mkdir -m 700 ../store; truncate -s 64M ../image; mkfs.ext4 -q ../image; \
         mount -o loop ../image ../store; chmod 700 ../store; mkdir w; echo base > w/base; \
         for d in $(seq 0 11); do mkdir d$d; for n in $(seq 0 39); do \
             echo content > d$d/$n; ln -s $n d$d/link$n; done; done";
     let live = Live::with_limit(script, &[], Duration::from_secs(100));
-    let _disk = Disk(live.store.clone());
+    let disk = Disk(live.store.clone());
+    (live, disk)
+}
+
+#[test]
+fn a_change_that_the_disk_takes_late_delays_no_reader() {
+    let (live, _disk) = live();
     let (mut writer, mut reader) = (live.puppet(""), live.puppet(""));
     writer.run("f = os.open('w/f', os.O_RDWR | os.O_CREAT); os.write(f, b'first')");
     for (at, (change, result)) in CHANGES.iter().enumerate() {
@@ -105,4 +112,29 @@ fn a_change_that_the_disk_takes_late_delays_no_reader() {
     writer.end();
     reader.end();
     assert_eq!(live.json(&["check", "--read-data"]).last().unwrap()["problems"], 0);
+}
+
+#[test]
+fn ten_changes_at_once_that_the_disk_takes_late_delay_no_reader() {
+    let (live, _disk) = live();
+    let mut writers: Vec<_> = (0..10).map(|_| live.puppet("")).collect();
+    let mut reader = live.puppet("");
+    for (at, writer) in writers.iter_mut().enumerate() {
+        writer.run(&format!("os.mkdir('w/{at}')"));
+    }
+    let frozen = Frozen::freeze(&live.store);
+    for (at, writer) in writers.iter_mut().enumerate() {
+        writer.begin(&format!("os.mkdir('w/{at}/new')"));
+    }
+    while !waits_for_disk(live.pid()) {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    reader.run(&format!("d = 'd0'{READS}"));
+    drop(frozen);
+    for (at, writer) in writers.iter_mut().enumerate() {
+        writer.answer().unwrap();
+        writer.gives(&format!("os.path.isdir('w/{at}/new')"), "True");
+    }
+    writers.into_iter().for_each(harness::Puppet::end);
+    reader.end();
 }

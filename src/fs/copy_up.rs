@@ -26,8 +26,9 @@ impl Writing<'_> {
             |edit| matches!(edit, Edit::Put { node, .. } if matches!(node.body, Body::Dir { .. })),
         );
         if has_dir {
-            // If a lookup found the directory at another path of the base meanwhile, the kernel
-            // would hold it there, and move it here at the next lookup.
+            // Between the record and the tree a lookup could find the directory at another path of
+            // the base. At the next lookup of its path in the tree, the kernel would move its
+            // dentry.
             self.keeping_core(|core| core.commit_copy_up(edits))?;
         } else {
             self.commit_copy_up(edits)?;

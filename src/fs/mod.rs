@@ -10,8 +10,8 @@
 //! * A copy-up is committed on its own. It changes nothing that a program can see.
 //! * One lock, the core lock, guards the state of a head. It is never held across a reply, an
 //!   invalidation of the kernel's caches, or a sync. No request asks the base under it ([`asked`]).
-//!   A read takes it only to find out where the bytes are. A change is one at a time by a lock of
-//!   its own, and releases the core lock while a file of the store is written ([`writing`]).
+//!   A read takes it only to find out where the bytes are. A head makes one change at a time, under
+//!   the lock of changes, and releases the core lock while it writes to the store ([`writing`]).
 //!
 //! [`Core`] consists of components with their own methods and invariants; its own methods join
 //! several of them.
@@ -156,8 +156,8 @@ impl DerefMut for Core {
 /// A head of a store, as a filesystem.
 pub struct Fs {
     store: Arc<Store>,
-    /// Held by a change. Taken before `core`.
-    one_at_a_time: RankedMutex<()>,
+    /// The lock of changes.
+    changes: RankedMutex<()>,
     core: RankedMutex<Core>,
     /// The number of times that the core lock was taken.
     requests: AtomicU64,
@@ -187,7 +187,7 @@ impl Fs {
         };
         Fs {
             store,
-            one_at_a_time: RankedMutex::new(Rank::Writing, ()),
+            changes: RankedMutex::new(Rank::Writing, ()),
             core: RankedMutex::new(Rank::Core, core),
             requests: AtomicU64::new(0),
             has_stale,
@@ -208,7 +208,8 @@ impl Fs {
         *self.jail.lock() = Arc::new(jail);
     }
 
-    /// Takes the core lock, to read. A change takes [`Fs::writing`].
+    /// Takes the core lock. A caller that changes the tree, a log, or bytes in place takes
+    /// [`Fs::writing`] instead.
     fn core(&self) -> RankedGuard<'_, Core> {
         self.requests.fetch_add(1, Ordering::Relaxed);
         let mut core = self.core.lock();

@@ -1,16 +1,16 @@
-//! The locks of a change: one change of a head at a time, and the core lock as long as that change
-//! looks at the state.
+//! The **lock of changes**. A change holds it from its beginning to its end, so a head makes one
+//! change at a time. It takes the core lock after it.
 //!
-//! The core lock is released while bytes are written to a file of the store. So a disk that takes
-//! long delays only changes. A request that only reads takes the core lock alone.
+//! A change releases the core lock while it writes to a file of the store. So a slow disk delays no
+//! request that only reads, because that takes the core lock alone. [`Writing::keeping_core`],
+//! [`Core::append_at_once`] and each use of [`allow_waits`] are exceptions.
 //!
 //! Always true:
 //! * Only the holder of [`Writing`] appends to a log of the head, writes to its pool in place, or
 //!   changes its tree.
-//! * While the core lock is released, requests can change only the tables of what the kernel holds:
-//!   it looks nodes up, forgets them, and follows links. So a change asks these tables after its
-//!   record is written, or keeps the core lock ([`Writing::keeping_core`]). It keeps it to move a
-//!   directory, and to copy one up.
+//! * While the core lock is released, other threads can change the quota and what the kernel holds:
+//!   it looks nodes up, forgets them, and follows links. So a change looks at these after its
+//!   record is written, or keeps the core lock: to move a directory, and to copy one up.
 //! * The log of the edit history gets the records of a change before any of its bytes are in place.
 
 use std::ops::{Deref, DerefMut};
@@ -22,11 +22,11 @@ use crate::store::record::Record;
 use crate::sys::lock::{RankedGuard, allow_waits};
 use crate::tree::{Edit, Misfit};
 
-/// A change of a head under way. Derefs to the state.
+/// Both locks of a change that is under way. Derefs to [`Core`].
 pub(in crate::fs) struct Writing<'a> {
     // First, so that it is dropped first.
     core: RankedGuard<'a, Core>,
-    _one_at_a_time: RankedGuard<'a, ()>,
+    _changes: RankedGuard<'a, ()>,
     keeps_core: bool,
 }
 
@@ -50,15 +50,16 @@ impl Drop for Writing<'_> {
 }
 
 impl Fs {
-    /// Waits until no other change is under way, and takes the core lock.
+    /// Takes the lock of changes, and then the core lock.
     pub(in crate::fs) fn writing(&self) -> Writing<'_> {
-        let one_at_a_time = self.one_at_a_time.lock();
-        Writing { core: self.core(), _one_at_a_time: one_at_a_time, keeps_core: false }
+        let changes = self.changes.lock();
+        Writing { core: self.core(), _changes: changes, keeps_core: false }
     }
 }
 
 impl Writing<'_> {
-    /// Releases the core lock while it calls `write`.
+    /// Calls `write`, and releases the core lock meanwhile, unless [`Writing::keeping_core`] keeps
+    /// it.
     pub(in crate::fs) fn released<T>(&mut self, write: impl FnOnce() -> T) -> T {
         if self.keeps_core {
             let _allowed = allow_waits();

@@ -97,7 +97,7 @@ pub struct MountOptions {
     pub writeback: bool,
     /// How wake-ups are made cheap while requests follow each other.
     pub wake: Wake,
-    /// How many threads serve requests; `None`: 4.
+    /// How many threads serve requests at most; `None`: 16.
     pub threads: Option<u8>,
     /// No program can be executed from the mount.
     pub noexec: bool,
@@ -258,15 +258,14 @@ fn start(
     server.agree(&agreed);
     let device = Arc::new(Device::new(device));
     channel.connect(notifier, Arc::clone(&device));
-    let session = Session::new(device, server);
+    let session = Session::new(device, server, options.threads.unwrap_or(session::THREADS));
     if let Some(waker) = Waker::start(options.wake)? {
         gate.set_waker(waker);
     }
-    let threads = options.threads.unwrap_or(session::THREADS);
     let closer = CloseAtEnd(Arc::clone(&channel), unmounter.events.clone());
     let thread = Builder::new().name("jailfs-session".into()).spawn(move || {
         let _closer = closer;
-        session.run(threads)
+        session.run()
     });
     let thread = thread.attempt(attempt)?;
     let (dev, writeback) = (unmounter.dev, options.writeback);

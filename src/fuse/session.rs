@@ -1,23 +1,36 @@
 //! Takes the requests of a session and serves them, in one thread or several.
+//!
+//! A session begins with one thread. A thread that takes a request and leaves no other one idle
+//! starts another, up to a limit. So a session has one thread more than were ever busy at the same
+//! time, and the idle ones sleep.
 
 use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::thread::Builder;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::thread::{Builder, Scope};
+
+use parking_lot::Mutex;
 
 use crate::fuse::init::MAX_REQUEST;
 use crate::fuse::server::Server;
 use crate::fuse::turns::Turns;
 use crate::fuse::wire::{Device, Reply, RequestBuffer};
 
-/// The threads that serve unless the user asks for another number. One of them serves while it
+/// The most threads that serve unless the user asks for another number. One of them serves while it
 /// keeps up; each of the others can take over from one that waits for a disk.
-pub(super) const THREADS: u8 = 4;
+pub(super) const THREADS: u8 = 16;
 
 /// The threads of a session, and what they share.
 pub(super) struct Session {
     device: Arc<Device>,
     server: Server,
     turns: Turns,
+    /// The number of threads that were started, and the most there may be.
+    started: AtomicU8,
+    most: u8,
+    /// Why a thread ended early.
+    failed: Mutex<io::Result<()>>,
 }
 
 /// Ends the turns of all threads when one ends, also by a panic.
@@ -30,46 +43,51 @@ impl Drop for EndTurns<'_> {
 }
 
 impl Session {
-    pub(super) fn new(device: Arc<Device>, server: Server) -> Session {
-        Session { device, server, turns: Turns::default() }
+    /// A session of at most `most` threads.
+    pub(super) fn new(device: Arc<Device>, server: Server, most: u8) -> Session {
+        let (turns, started, failed) = (Turns::default(), AtomicU8::new(1), Mutex::new(Ok(())));
+        Session { device, server, turns, started, most, failed }
     }
 
-    /// Serves until the session has ended, in this thread and `threads - 1` more.
+    /// Serves until the session has ended, in this thread and in those that it starts.
     ///
     /// # Errors
-    /// As read(2) of the device, and if a thread cannot be started or panics.
-    pub(super) fn run(self, threads: u8) -> io::Result<()> {
-        let served = std::thread::scope(|scope| {
-            let more: Vec<_> = (1..threads)
-                .map(|number| {
-                    let name = format!("jailfs-serve-{number}");
-                    Builder::new().name(name).spawn_scoped(scope, || self.serve()).inspect_err(
-                        |error| {
-                            log::warn!("cannot start a serving thread: {error}");
-                        },
-                    )
-                })
-                .collect();
-            let mut served = self.serve();
-            for thread in more {
-                let result = match thread.map(std::thread::ScopedJoinHandle::join) {
-                    Ok(Ok(result)) => result,
-                    Ok(Err(_)) => Err(io::Error::other("a serving thread panicked")),
-                    Err(error) => Err(error),
-                };
-                served = served.and(result);
-            }
-            served
-        });
+    /// As read(2) of the device, and if a thread panics.
+    pub(super) fn run(self) -> io::Result<()> {
+        let served = std::thread::scope(|scope| self.serve(scope, false));
         self.server.finish();
-        served
+        served.and(self.failed.into_inner())
     }
 
-    /// Serves in this thread.
-    fn serve(&self) -> io::Result<()> {
+    /// Starts one more thread, unless there are as many as there may be.
+    fn start<'s>(&'s self, scope: &'s Scope<'s, '_>) {
+        let next = |started: u8| (started < self.most).then_some(started + 1);
+        let Ok(number) = self.started.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next)
+        else {
+            return;
+        };
+        let serve = move || {
+            let served = catch_unwind(AssertUnwindSafe(|| self.serve(scope, true)));
+            let served =
+                served.unwrap_or_else(|_| Err(io::Error::other("a serving thread panicked")));
+            if served.is_err() {
+                *self.failed.lock() = served;
+            }
+        };
+        let thread = Builder::new().name(format!("jailfs-serve-{number}"));
+        if let Err(error) = thread.spawn_scoped(scope, serve) {
+            log::warn!("cannot start a serving thread: {error}");
+        }
+    }
+
+    /// Serves in this thread; `is_new` if another one has started it.
+    fn serve<'s>(&'s self, scope: &'s Scope<'s, '_>, mut is_new: bool) -> io::Result<()> {
         let _end = EndTurns(&self.turns);
         let mut buffer = RequestBuffer::new(MAX_REQUEST);
-        while self.turns.take() {
+        while let Some(turn) = self.turns.take(std::mem::take(&mut is_new)) {
+            if turn.starts_another {
+                self.start(scope);
+            }
             let Some((request, body)) = buffer.receive(&self.device)? else { return Ok(()) };
             self.turns.give();
             let reply = Reply::to(request.unique, &self.device);

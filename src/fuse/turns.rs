@@ -6,7 +6,8 @@
 //! from a thread that has served one request for more than a [`TICK`], because it waits for a disk.
 //!
 //! Always true: at most one thread waits for a request, the **reader**. Of the idle threads at most
-//! one, the **watcher**, wakes up now and then, and it sleeps when no request comes.
+//! one, the **watcher**, wakes up now and then, and it sleeps when no request comes. A reader
+//! without a watcher calls another thread to be the watcher: a spare one, or a new one.
 
 use std::time::Duration;
 
@@ -14,6 +15,13 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 
 /// How long one request may keep the others waiting.
 const TICK: Duration = Duration::from_millis(1);
+
+/// The turn of a thread that takes the next request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Turn {
+    /// No other thread is idle, so the caller starts one, if there may be more.
+    pub(super) starts_another: bool,
+}
 
 /// The turns of the threads of one session.
 #[derive(Default)]
@@ -28,6 +36,8 @@ pub(super) struct Turns {
 struct State {
     has_reader: bool,
     has_watcher: bool,
+    /// A thread was called to be the watcher, and has not come yet.
+    is_called: bool,
     /// The watcher sleeps until a request comes.
     is_calm: bool,
     has_ended: bool,
@@ -38,10 +48,9 @@ struct State {
 /// The next step of a thread without a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Next {
-    /// It is the reader. If there is no watcher, it wakes up a spare thread, which becomes the
-    /// watcher.
+    /// It is the reader, and calls another thread or not.
     Read {
-        wakes_spare: bool,
+        calls: bool,
     },
     Watch,
     Spare,
@@ -49,17 +58,21 @@ enum Next {
 }
 
 impl State {
-    /// A thread asks what it does next.
-    fn next(&mut self) -> Next {
+    /// A thread asks what it does next; `is_called` if it was called since it asked the last time.
+    fn next(&mut self, is_called: bool) -> Next {
+        self.is_called &= !is_called;
         if self.has_ended {
             Next::Leave
         } else if !self.has_reader {
             self.has_reader = true;
-            Next::Read { wakes_spare: !self.has_watcher }
+            let calls = !self.has_watcher && !self.is_called;
+            self.is_called |= calls;
+            Next::Read { calls }
         } else if self.has_watcher {
             Next::Spare
         } else {
-            (self.has_watcher, self.was_taken) = (true, false);
+            // A thread that was called may never come: the host can refuse to start one.
+            (self.has_watcher, self.is_called, self.was_taken) = (true, false, false);
             Next::Watch
         }
     }
@@ -83,20 +96,22 @@ impl State {
 }
 
 impl Turns {
-    /// Waits until this thread is the reader. Returns false when the session has ended.
-    pub(super) fn take(&self) -> bool {
+    /// Waits until this thread is the reader. `None` when the session has ended. `is_new` if the
+    /// thread was started because a [`Turn`] said so, and asks for the first time.
+    pub(super) fn take(&self, is_new: bool) -> Option<Turn> {
         let mut state = self.state.lock();
+        let mut is_called = is_new;
         loop {
-            match state.next() {
-                Next::Read { wakes_spare } => {
-                    if wakes_spare {
-                        self.spares.notify_one();
-                    }
-                    return true;
+            match state.next(std::mem::take(&mut is_called)) {
+                Next::Read { calls } => {
+                    return Some(Turn { starts_another: calls && !self.spares.notify_one() });
                 }
                 Next::Watch => self.watch(&mut state),
-                Next::Spare => self.spares.wait(&mut state),
-                Next::Leave => return false,
+                Next::Spare => {
+                    self.spares.wait(&mut state);
+                    is_called = true;
+                }
+                Next::Leave => return None,
             }
         }
     }
@@ -143,7 +158,7 @@ mod tests {
     /// Starts a thread that takes one turn and says so.
     fn another(turns: &Arc<Turns>, said: &Sender<bool>) -> std::thread::JoinHandle<()> {
         let (turns, said) = (Arc::clone(turns), said.clone());
-        std::thread::spawn(move || said.send(turns.take()).unwrap())
+        std::thread::spawn(move || said.send(turns.take(false).is_some()).unwrap())
     }
 
     fn wait_for_watcher(turns: &Turns, is_calm: bool) {
@@ -160,7 +175,7 @@ mod tests {
     fn a_second_thread_takes_over_from_one_that_serves_for_long() {
         let turns = Arc::new(Turns::default());
         let (said, heard) = channel();
-        assert!(turns.take());
+        assert_eq!(turns.take(true), Some(Turn { starts_another: true }));
         let helpers = [another(&turns, &said), another(&turns, &said)];
         wait_for_watcher(&turns, true);
         turns.give();
@@ -177,7 +192,7 @@ mod tests {
         std::thread::scope(|scope| {
             for _ in 0..4 {
                 scope.spawn(|| {
-                    while turns.take() {
+                    while turns.take(false).is_some() {
                         assert_eq!(readers.fetch_add(1, Ordering::SeqCst), 0, "one reader");
                         let request = {
                             let mut left = left.lock();
@@ -205,8 +220,12 @@ mod tests {
         /// Where a thread is. It runs until it waits or serves, so a step is what one lock covers.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
         enum At {
+            /// It can be started.
+            New,
             /// Before it asks what it does next.
-            Asks,
+            Asks {
+                is_called: bool,
+            },
             Reads,
             Serves,
             /// Waits as the watcher.
@@ -242,11 +261,12 @@ mod tests {
                 turns: State {
                     has_reader: false,
                     has_watcher: false,
+                    is_called: false,
                     is_calm: false,
                     has_ended: false,
                     was_taken: false,
                 },
-                threads: [At::Asks; 3],
+                threads: [At::Asks { is_called: false }, At::New, At::New],
             };
 
             fn count(&self, at: At) -> usize {
@@ -276,7 +296,8 @@ mod tests {
                 for thread in &mut after.threads {
                     match thread {
                         At::Watches => *thread = At::WokenWatcher { timed_out: false },
-                        At::Spare => *thread = At::Asks,
+                        At::Spare => *thread = At::Asks { is_called: true },
+                        At::New => *thread = At::Left,
                         _ => {}
                     }
                 }
@@ -284,14 +305,16 @@ mod tests {
             }
 
             /// The thread asks what it does next.
-            fn ask(mut self, thread: usize) -> Vec<Session> {
-                match self.turns.next() {
+            fn ask(mut self, thread: usize, is_called: bool) -> Vec<Session> {
+                match self.turns.next(is_called) {
                     Next::Leave => vec![self.with(thread, At::Left)],
                     Next::Watch => vec![self.with(thread, At::Watches)],
                     Next::Spare => vec![self.with(thread, At::Spare)],
-                    Next::Read { wakes_spare } => {
+                    Next::Read { calls } => {
                         let after = self.with(thread, At::Reads);
-                        if wakes_spare { after.wake_one(At::Spare, At::Asks) } else { vec![after] }
+                        let idle = if after.count(At::Spare) > 0 { At::Spare } else { At::New };
+                        let called = At::Asks { is_called: true };
+                        if calls { after.wake_one(idle, called) } else { vec![after] }
                     }
                 }
             }
@@ -302,8 +325,9 @@ mod tests {
                 for (thread, at) in self.threads.into_iter().enumerate() {
                     let mut after = *self;
                     match at {
-                        At::Asks => {
-                            steps.extend(self.ask(thread).into_iter().map(|s| (Step::Runs, s)));
+                        At::Asks { is_called } => {
+                            let asked = self.ask(thread, is_called).into_iter();
+                            steps.extend(asked.map(|s| (Step::Runs, s)));
                         }
                         At::Reads => {
                             let wakes = after.turns.give();
@@ -318,7 +342,8 @@ mod tests {
                             steps.push((Step::Chance, self.end(thread)));
                         }
                         At::Serves => {
-                            steps.push((Step::Chance, self.with(thread, At::Asks)));
+                            let asks = At::Asks { is_called: false };
+                            steps.push((Step::Chance, self.with(thread, asks)));
                             steps.push((Step::Chance, self.end(thread)));
                         }
                         At::Watches => {
@@ -330,11 +355,15 @@ mod tests {
                         }
                         At::WokenWatcher { timed_out } => {
                             let goes_on = after.turns.watch_on(timed_out);
-                            let at = if goes_on { At::Watches } else { At::Asks };
+                            let asks = At::Asks { is_called: false };
+                            let at = if goes_on { At::Watches } else { asks };
                             steps.push((Step::Runs, after.with(thread, at)));
                         }
-                        At::Spare => steps.push((Step::Chance, self.with(thread, At::Asks))),
-                        At::Left => {}
+                        At::Spare => {
+                            let asks = At::Asks { is_called: true };
+                            steps.push((Step::Chance, self.with(thread, asks)));
+                        }
+                        At::New | At::Left => {}
                     }
                 }
                 steps

@@ -504,9 +504,9 @@ impl EditsLog {
         matches!(self.standing, Standing::Failed)
     }
 
-    /// Appends a record. [`EditsLog::begin_write`] follows, to write it to the file. If the log
-    /// must be rewritten, it is, with the records of `all`, which include this one. Returns whether
-    /// the log was rewritten, so that its records have new numbers.
+    /// Appends a record, which [`EditsLog::begin_write`] then writes to the file. A log that must
+    /// be rewritten is rewritten at once, with the records of `all`, which include this one.
+    /// Returns whether it was; its records then have new numbers.
     pub fn append(
         &mut self,
         record: EditsLogRecord,
@@ -527,7 +527,7 @@ impl EditsLog {
     }
 
     /// Begins to write the records that are not in the file. `None` if there are none. The caller
-    /// writes them without the lock of the log, which nothing uses before [`EditsLog::end_write`].
+    /// calls no other method before [`EditsLog::end_write`].
     pub fn begin_write(&mut self) -> Option<EditsWrite> {
         if self.waiting.is_empty() || self.next_number() == u64::MAX {
             return None;
@@ -586,7 +586,7 @@ impl EditsLog {
     }
 
     fn try_rewrite(&mut self, all: Vec<EditsLogRecord>) -> Result<()> {
-        // No operation needs the log, so this is rare: after a failure, or for a rewind.
+        // This is rare: after a failed write, for a rewind, and if new logs were dropped too often.
         let _allowed = allow_waits();
         let new = self.rewrite_as(NEW).write(all)?;
         self.try_publish(new)
@@ -647,7 +647,7 @@ impl EditsLog {
     }
 }
 
-/// Records that are to be written to the log of a head. It takes no lock.
+/// Records that are to be written to the log of a head. To write them needs no lock.
 pub struct EditsWrite {
     store: Arc<Store>,
     head: String,

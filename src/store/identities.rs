@@ -304,6 +304,7 @@ impl Identities {
     /// # Errors
     /// As [`Log::append`] and [`Log::sync`].
     pub fn sync(&mut self) -> Result<()> {
+        // As in `append`: the first own number of a process is reserved with a sync.
         let _allowed = allow_waits();
         if !self.is_synced() {
             if self.in_doubt {

@@ -34,7 +34,7 @@ pub enum Rank {
     HeadsChanged,
     /// The syncs of a head.
     SyncGate,
-    /// One change of a head at a time.
+    /// The lock of changes of a head.
     Writing,
     /// The state of a head.
     Core,
@@ -140,7 +140,10 @@ pub fn check_not_held(rank: Rank) {
     #[cfg(debug_assertions)]
     {
         let is_held = HELD.with_borrow(|held| held.contains(&rank));
-        assert!(!is_held || ALLOWED.get() > 0, "a thread that holds {rank:?} waits for a disk");
+        assert!(
+            !is_held || ALLOWED.get() > 0,
+            "a thread that holds {rank:?} waits for the base or the store"
+        );
     }
     #[cfg(not(debug_assertions))]
     let _ = rank;

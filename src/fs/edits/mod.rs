@@ -158,8 +158,9 @@ impl EditHistory {
         }
     }
 
-    /// Makes a change, in memory and in the log. [`Writing`](crate::fs::Writing) writes the record
-    /// to the file before the operation changes anything else, or ends.
+    /// Makes a change, in memory and in the log. The record is written to the file of the log
+    /// before the next record of the journal and before the next bytes in place, or at the end of
+    /// the operation (`fs/writing.rs`).
     fn append(&mut self, record: EditsLogRecord) {
         let number = self.log.next_number();
         let mut gone = Vec::new();

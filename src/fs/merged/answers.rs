@@ -3,7 +3,7 @@
 //! The base may be a slow disk or a file server, so no request may wait for it under the lock of
 //! its head. An operation under that lock is *served*: a table has the answers that the base gave
 //! before. A question that the table lacks fails with [`FsError::MustWait`]. The caller then
-//! releases the lock, asks the base, and runs the operation again (`fs/asked.rs`).
+//! releases its locks, asks the base, and runs the operation again (`fs/asked.rs`).
 //!
 //! Always true:
 //! * A served operation that failed so has committed nothing but copy-ups, which no program can

@@ -105,8 +105,8 @@ impl Core {
     }
 
     /// The orphan that edits will make of the node of `found`: none if it stays, or if the kernel
-    /// does not hold it. The kernel looks nothing up in a directory while it removes a name there.
-    /// The record of the node must be read before the edits remove it.
+    /// does not hold it. While the kernel removes a name, it holds the lock of the directory, so it
+    /// cannot begin to hold the node. The record must be read before the edits remove the node.
     ///
     /// # Errors
     /// Those of the base.
@@ -206,8 +206,8 @@ impl Writing<'_> {
         Ok(edits)
     }
 
-    /// Commits edits. The node that they remove becomes an orphan, but only if the journal took
-    /// them, and if the kernel still holds it under the same id then. Returns the id.
+    /// Commits edits. If the kernel has not forgotten the node that they remove meanwhile, it
+    /// becomes an orphan. Returns the id of the orphan.
     ///
     /// # Errors
     /// As [`Writing::commit`].

@@ -69,7 +69,8 @@ pub(super) struct Stage {
 }
 
 impl Stage {
-    /// Whether the core lock was free since the stage was begun. Then nothing has changed.
+    /// Whether no other operation took the core lock since the stage was begun. Then nothing has
+    /// changed.
     pub(super) fn is_next_turn(&self, core: &Core) -> bool {
         core.turn == self.turn + 1
     }

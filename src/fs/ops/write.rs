@@ -4,8 +4,8 @@
 //! to fresh addresses, widened to 4 KiB blocks with the bytes that the file has there now. So the
 //! first byte that is written to a large base file costs one block, and no sealed state can change.
 //!
-//! Bytes for fresh addresses are written without a lock ([`stage`](super::stage)), so no other
-//! request waits while the disk takes them. Other changes wait for bytes that are written in place.
+//! Bytes for fresh addresses are written without a lock ([`stage`](super::stage)), so only syncs
+//! and checkpoints wait for them. Other changes wait for bytes that are written in place.
 //!
 //! Always true:
 //! * Addresses to which an edit of the edit history refers are never overwritten.

@@ -8,8 +8,8 @@
 //! * A directory keeps its id only if it has the same name in the same kept directory in both
 //!   states. So no live dentry of the kernel ever moves, and a process that stands in a directory
 //!   that moved or vanished gets ENOENT.
-//! * A switch happens under the core lock. The kernel's caches are invalidated after it, without a
-//!   lock, because the kernel waits for requests that need the lock.
+//! * A switch happens under the lock of changes and the core lock. The kernel's caches are
+//!   invalidated after it, without a lock, because the kernel waits for requests that need one.
 
 pub(in crate::fs) mod compare;
 pub(in crate::fs) mod install;

@@ -64,7 +64,7 @@ impl Window {
     }
 }
 
-/// A write to addresses that were allocated before.
+/// A write to addresses of a pool that does not borrow its [`PoolWriter`].
 pub struct PoolWrite {
     file: Arc<File>,
 }
@@ -299,7 +299,8 @@ impl PoolWriter {
         self.begin_write(ByteRange::at(offset, bytes.len() as u64)).write(offset, bytes)
     }
 
-    /// Begins to write at addresses. The caller writes without the lock of the head.
+    /// Notes that addresses are written, and returns the write. The caller can release the core
+    /// lock for it.
     pub fn begin_write(&mut self, addresses: ByteRange) -> PoolWrite {
         // Also if the write fails: it may have written a part.
         self.note_written(addresses);

@@ -11,8 +11,8 @@
 //! * A frame that a crash tore is the last one, and can be cut off. A bad frame with a good one
 //!   behind it is damage, and is never skipped.
 //! * After a failed append the log ends where it ended before.
-//! * Behind the last frame the file can have zeros ([`Log::write_ahead`]). Zeros are no frame, so
-//!   they read as the end of the log.
+//! * Behind the last frame the file can have zeros ([`Log::begin_write_ahead`]). Zeros are no
+//!   frame, so they read as the end of the log.
 
 use std::fs::File;
 use std::marker::PhantomData;
@@ -52,7 +52,7 @@ pub struct Log<T> {
     end: u64,
     /// Where the zeros behind `end` end; at most `end` if there are none.
     zeros_to: u64,
-    /// The syncs that [`Log::write_ahead`] was told of.
+    /// The number of calls of [`Log::begin_write_ahead`].
     syncs: u32,
     seq: u64,
     /// Why nothing can be appended any more.
@@ -61,15 +61,15 @@ pub struct Log<T> {
     records: PhantomData<fn(&T)>,
 }
 
-/// Bytes for the end of a log, to be written without its lock: frames, or zeros behind them. The
-/// log gets nothing else until it is told how that ended.
+/// One frame, or zeros, to be written at the end of a log. To write them needs no lock. Nothing
+/// else is appended before [`Log::end_append`] or [`Log::end_write_ahead`].
 pub struct LogWrite {
     file: Arc<File>,
     bytes: Vec<u8>,
     at: u64,
     is_zeros: bool,
     written: std::io::Result<()>,
-    /// Whether a failed write left something behind the log.
+    /// The result of undoing a failed write.
     undone: std::io::Result<()>,
 }
 
@@ -86,9 +86,9 @@ impl LogWrite {
         }
     }
 
-    /// Cuts off what a failed write left, or replaces a frame by zeros. If it left nothing of a
-    /// frame, the file is not touched. A full quota can refuse to cut (btrfs), but no write to
-    /// bytes just written.
+    /// Cuts off the bytes that a failed write left, or replaces a frame by zeros. If it left
+    /// nothing of a frame, the file is not touched. On btrfs a full quota can refuse to cut a file,
+    /// but does not refuse to overwrite bytes that were just written.
     fn undo(&self) -> std::io::Result<()> {
         if self.is_zeros {
             // They take space that something else may need.
@@ -428,8 +428,8 @@ impl<T: Serialize> Log<T> {
         self.end_append(frame)
     }
 
-    /// As [`Log::append`], in steps: the caller writes the frame, without the lock of the log, and
-    /// then calls [`Log::end_append`].
+    /// As [`Log::append`], in steps: the caller writes the frame, and then calls
+    /// [`Log::end_append`].
     ///
     /// # Errors
     /// If nothing can be appended, or the record cannot be encoded.

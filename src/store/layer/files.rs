@@ -89,10 +89,11 @@ impl Layers {
         self.look_up(layer, name, in_archive, in_directory)
     }
 
-    /// Looks for a file of a layer in the archive, and then in the directory of the layer.
+    /// Looks for a file of a layer in the archive, and then in the directory of the layer. The
+    /// archive never has an index.
     ///
-    /// A layer can move into the archive between the two, and loses its files one after the other
-    /// then. So the archive has the last word.
+    /// If the layer moves into the archive between the two, its files vanish one after the other.
+    /// So the archive is asked again.
     fn look_up<T>(
         &self,
         layer: LayerId,
@@ -145,7 +146,8 @@ impl Layers {
         Ok(sidecars_in_archive(archived, self.index_size(archived.layer)?))
     }
 
-    /// Bytes of the index of a layer. Most layers in the archive have no directory.
+    /// Bytes of the index of a layer; `None` if it has none. Most layers in the archive have no
+    /// directory.
     fn index_size(&self, layer: LayerId) -> Result<Option<u64>> {
         self.dir.size(&format!("{}/{INDEX}", dir_name(layer)))
     }

@@ -6,7 +6,7 @@
 //!
 //! Always true:
 //! * A `Redo` has all ranges that no sync of the pool covers and no synced `Redo` has. They are
-//!   read under the lock under which the pool is written.
+//!   read under the lock of changes, so nothing is overwritten in place meanwhile.
 //! * If a power cut or a failed sync may have taken bytes of a pool, the synced `Redo` records
 //!   since the last sync of the pool are written to it again, in order, and synced. That happens
 //!   before the pool is read, and before the journal is cut or appended to. Writing them twice

@@ -205,8 +205,8 @@ impl Upper {
         self.end_record(record, frame).map(drop)
     }
 
-    /// As [`Upper::record`], in steps: the caller writes the frame, without the lock of the layer,
-    /// and then calls [`Upper::end_record`]. Nothing else is appended meanwhile.
+    /// As [`Upper::record`], in steps: the caller writes the frame, and then calls
+    /// [`Upper::end_record`]. Nothing else is appended meanwhile.
     ///
     /// # Errors
     /// As [`Upper::record`], but for those of pwrite(2).
@@ -269,8 +269,8 @@ impl Upper {
     }
 }
 
-/// A sync in steps. The caller does the syncs, and the writes of the frames, without the lock of
-/// the layer:
+/// A sync in steps. Between them the caller does the syncs, and the writes of the frames, without
+/// the core lock:
 ///
 /// 1. [`Upper::begin_sync`]
 /// 2. [`Upper::begin_redo`] and [`Upper::end_redo`]; or [`SyncWork::sync_pool`],
@@ -303,9 +303,9 @@ impl Upper {
     }
 
     /// Begins a mark that holds the unsynced bytes of the pool, instead of a sync of the pool.
-    /// `None` if that cannot be done: if the bytes are many, for example. All current records must
-    /// be covered, so no other thread appends one before [`Upper::end_redo`], and the caller has
-    /// synced the identities.
+    /// `None` if that cannot be done: if the bytes are many, for example. The caller has synced the
+    /// identities. It lets no other thread append a record before [`Upper::end_redo`], because the
+    /// mark must cover all records.
     pub fn begin_redo(&mut self, work: &SyncWork) -> Option<LogWrite> {
         if work.layer != self.layer || self.in_doubt {
             return None;

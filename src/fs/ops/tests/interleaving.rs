@@ -46,13 +46,14 @@ impl Nodes {
         hook::clear();
     }
 
-    /// All that the kernel can ask, without times.
+    /// The view of the two directories and of four nodes.
     fn view(&self) -> String {
         view(self.fs(), [self.dir(), self.sub], [self.new, self.base, self.sub, self.link])
     }
 }
 
-/// All that the kernel learns of these directories and nodes. It forgets what it looks up.
+/// The answers about these directories and nodes, without times. Each node that is looked up for
+/// that is forgotten again.
 fn view(fs: &Fs, dirs: [NodeId; 2], nodes: [NodeId; 4]) -> String {
     let mut seen = String::new();
     for dir in dirs {
@@ -146,7 +147,7 @@ fn the_kernel_sees_the_state_before_a_change_until_its_record_is_written() {
 }
 
 #[test]
-fn a_write_in_place_is_complete_after_it_whatever_the_kernel_asks_meanwhile() {
+fn requests_during_a_write_in_place_do_not_disturb_it() {
     let nodes = Arc::new(Nodes::new());
     let asking = Arc::clone(&nodes);
     nodes.change(
@@ -160,7 +161,7 @@ fn a_write_in_place_is_complete_after_it_whatever_the_kernel_asks_meanwhile() {
 }
 
 #[test]
-fn a_node_that_the_kernel_forgets_while_it_is_removed_leaves_nothing() {
+fn a_node_that_the_kernel_forgets_while_it_is_removed_leaves_no_orphan() {
     let removals: [(bool, Change); 3] = [
         (false, |n| n.fs().unlink(n.dir(), &name("new")).unwrap()),
         (true, |n| n.fs().unlink(n.dir(), &name("b")).unwrap()),
@@ -178,7 +179,7 @@ fn a_node_that_the_kernel_forgets_while_it_is_removed_leaves_nothing() {
 /// A directory of the base that gets its record counts as one of the tree at once, so no lookup can
 /// make the kernel hold it at another path.
 #[test]
-fn no_lookup_comes_between_the_record_of_a_directory_and_the_directory() {
+fn a_directory_is_copied_up_without_releasing_the_core_lock() {
     let place = Place::new();
     let (fs, dir) = (Arc::clone(&place.fs), place.dir);
     let states = Arc::new(Mutex::new(Vec::new()));

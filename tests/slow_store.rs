@@ -44,13 +44,27 @@ impl Drop for Frozen<'_> {
     }
 }
 
-/// Whether a thread of a process waits for a disk.
-fn waits_for_disk(pid: nix::unistd::Pid) -> bool {
-    let threads = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap();
-    threads.flatten().any(|thread| {
-        let stat = std::fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
-        stat.rsplit(')').next().is_some_and(|rest| rest.starts_with(" D"))
-    })
+/// Of the threads of a daemon that answer requests: how many there are, and how many wait for a
+/// disk.
+fn answering(pid: nix::unistd::Pid) -> (usize, usize) {
+    let threads = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap().flatten();
+    let stats = threads
+        .filter_map(|thread| std::fs::read_to_string(thread.path().join("stat")).ok())
+        .filter(|stat| ["session", "serve", "worker"].iter().any(|name| stat.contains(name)));
+    let is_in_wait =
+        stats.map(|stat| stat.rsplit(')').next().is_some_and(|rest| rest.starts_with(" D")));
+    is_in_wait.fold((0, 0), |(all, waiting), waits| (all + 1, waiting + usize::from(waits)))
+}
+
+/// Waits until a thread that answers requests waits for a disk, and there are at least so many.
+fn wait_for_disk(live: &Live, threads: usize) {
+    let is_there = || {
+        let (all, waiting) = answering(live.pid());
+        all >= threads && waiting > 0
+    };
+    while !is_there() {
+        std::thread::sleep(Duration::from_millis(5));
+    }
 }
 
 /// Reads that the kernel cannot answer itself, in a directory that no program has looked at.
@@ -101,9 +115,7 @@ fn a_change_that_the_disk_takes_late_delays_no_reader() {
         writer.run("os.pwrite(f, b'a', 0)");
         let frozen = Frozen::freeze(&live.store);
         writer.begin(change);
-        while !waits_for_disk(live.pid()) {
-            std::thread::sleep(Duration::from_millis(5));
-        }
+        wait_for_disk(&live, 1);
         reader.run(&format!("d = 'd{at}'{READS}"));
         drop(frozen);
         writer.answer().unwrap();
@@ -112,6 +124,22 @@ fn a_change_that_the_disk_takes_late_delays_no_reader() {
     writer.end();
     reader.end();
     assert_eq!(live.json(&["check", "--read-data"]).last().unwrap()["problems"], 0);
+}
+
+/// It reserves inode numbers, which takes a sync.
+#[test]
+fn the_first_new_node_after_a_mount_delays_no_reader() {
+    let (live, _disk) = live();
+    let (mut writer, mut reader) = (live.puppet(""), live.puppet(""));
+    writer.run("os.chmod('w', 0o700)");
+    let frozen = Frozen::freeze(&live.store);
+    writer.begin("os.mkdir('w/new')");
+    wait_for_disk(&live, 1);
+    reader.run(&format!("d = 'd0'{READS}"));
+    drop(frozen);
+    writer.answer().unwrap();
+    writer.end();
+    reader.end();
 }
 
 #[test]
@@ -126,9 +154,8 @@ fn ten_changes_at_once_that_the_disk_takes_late_delay_no_reader() {
     for (at, writer) in writers.iter_mut().enumerate() {
         writer.begin(&format!("os.mkdir('w/{at}/new')"));
     }
-    while !waits_for_disk(live.pid()) {
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    // All ten, and one more.
+    wait_for_disk(&live, 11);
     reader.run(&format!("d = 'd0'{READS}"));
     drop(frozen);
     for (at, writer) in writers.iter_mut().enumerate() {

@@ -77,6 +77,8 @@ impl Session {
         let thread = Builder::new().name(format!("jailfs-serve-{number}"));
         if let Err(error) = thread.spawn_scoped(scope, serve) {
             log::warn!("cannot start a serving thread: {error}");
+            self.started.fetch_sub(1, Ordering::Relaxed);
+            self.turns.refused();
         }
     }
 

@@ -9,12 +9,15 @@
 //! one, the **watcher**, wakes up now and then, and it sleeps when no request comes. A reader
 //! without a watcher calls another thread to be the watcher: a spare one, or a new one.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
 /// How long one request may keep the others waiting.
 const TICK: Duration = Duration::from_millis(1);
+
+/// How long after a refusal of the host another thread is to be started.
+const TRY_AGAIN: Duration = Duration::from_secs(1);
 
 /// The turn of a thread that takes the next request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,6 +32,8 @@ pub(super) struct Turns {
     state: Mutex<State>,
     watcher: Condvar,
     spares: Condvar,
+    /// When the host last refused to start a thread.
+    refused: Mutex<Option<Instant>>,
 }
 
 /// The state, whose methods are the steps that a thread takes under the lock.
@@ -71,7 +76,7 @@ impl State {
         } else if self.has_watcher {
             Next::Spare
         } else {
-            // A thread that was called may never come: the host can refuse to start one.
+            // A thread that was called may never come: there can be as many as there may be.
             (self.has_watcher, self.is_called, self.was_taken) = (true, false, false);
             Next::Watch
         }
@@ -104,7 +109,11 @@ impl Turns {
         loop {
             match state.next(std::mem::take(&mut is_called)) {
                 Next::Read { calls } => {
-                    return Some(Turn { starts_another: calls && !self.spares.notify_one() });
+                    let mut starts_another = calls && !self.spares.notify_one();
+                    if starts_another && self.was_just_refused() {
+                        (state.is_called, starts_another) = (false, false);
+                    }
+                    return Some(Turn { starts_another });
                 }
                 Next::Watch => self.watch(&mut state),
                 Next::Spare => {
@@ -114,6 +123,16 @@ impl Turns {
                 Next::Leave => return None,
             }
         }
+    }
+
+    /// The thread that a [`Turn`] asked for could not be started. Another turn asks again later.
+    pub(super) fn refused(&self) {
+        *self.refused.lock() = Some(Instant::now());
+        self.state.lock().is_called = false;
+    }
+
+    fn was_just_refused(&self) -> bool {
+        self.refused.lock().is_some_and(|at| at.elapsed() < TRY_AGAIN)
     }
 
     /// The reader has taken a request, and is about to serve it.
@@ -183,6 +202,22 @@ mod tests {
         turns.give();
         assert!(heard.recv().unwrap(), "the second one");
         helpers.into_iter().for_each(|helper| helper.join().unwrap());
+    }
+
+    #[test]
+    fn a_thread_that_the_host_refused_is_asked_for_again_later() {
+        let turns = Turns::default();
+        let takes = |is_new| {
+            let turn = turns.take(is_new).unwrap();
+            turns.give();
+            turn.starts_another
+        };
+        assert!(takes(true));
+        turns.refused();
+        assert!(!takes(false), "at once");
+        *turns.refused.lock() = Instant::now().checked_sub(TRY_AGAIN);
+        assert!(takes(false));
+        assert!(!takes(false), "one that was called and has not come yet");
     }
 
     #[test]

@@ -11,6 +11,8 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
+use parking_lot::RwLock;
+
 use crate::error::Result;
 use crate::store::Store;
 use crate::store::io::dir::StoreDir;
@@ -28,15 +30,63 @@ const RESERVE: u64 = 1 << 16;
 /// A log with fewer records than this is not compacted.
 const FEW: u64 = 4096;
 
-/// The inode numbers of a store.
-pub struct Identities {
-    log: Log<IdentityRecord>,
+/// The numbers of base nodes that need no new record. They have a lock of their own, so that a
+/// lookup does not wait for the disk that takes a record.
+#[derive(Default)]
+pub struct KnownNumbers {
     /// (device, host number) of the base's root.
     root: (u64, u64),
     /// The exceptions: the number of a node by (device, host number).
     named: HashMap<(u64, u64), Ino>,
     /// Host numbers that no other base node may get.
     taken: HashSet<Ino>,
+}
+
+impl KnownNumbers {
+    /// The number of a base node; `None` if it needs one of our own.
+    fn of(&self, dev: u64, host: u64) -> Option<Ino> {
+        if (dev, host) == self.root {
+            return Some(Ino::ROOT);
+        }
+        let dev = self.device(dev);
+        if let Some(ino) = self.named.get(&(dev, host)) {
+            return Some(*ino);
+        }
+        let natural = Ino(host);
+        let is_natural = dev == 0 && host > Ino::ROOT.0 && natural < Ino::OWN_RANGE;
+        (is_natural && !self.taken.contains(&natural)).then_some(natural)
+    }
+
+    /// The device as it is recorded: 0 for the device of the base's root, whose number may change
+    /// at a reboot.
+    fn device(&self, dev: u64) -> u64 {
+        if dev == self.root.0 { 0 } else { dev }
+    }
+
+    /// Keeps other base nodes from getting a host number. Numbers of our own range need no such
+    /// entry, because each is given out once.
+    fn take(&mut self, ino: Ino) {
+        if ino < Ino::OWN_RANGE {
+            self.taken.insert(ino);
+        }
+    }
+
+    fn note(&mut self, record: &IdentityRecord) {
+        match record {
+            IdentityRecord::Named { dev, host, ino } => {
+                self.take(*ino);
+                self.named.insert((*dev, *host), *ino);
+            }
+            IdentityRecord::Taken(ino) => self.take(*ino),
+            IdentityRecord::Reserved(_) | IdentityRecord::Synced | IdentityRecord::Root(_) => {}
+        }
+    }
+}
+
+/// The inode numbers of a store.
+pub struct Identities {
+    log: Log<IdentityRecord>,
+    known: Arc<RwLock<KnownNumbers>>,
     next: u64,
     reserved: u64,
     /// Number of records that survive a power cut; 0 until the first sync of this process.
@@ -94,9 +144,7 @@ impl Identities {
     ) -> Identities {
         let mut new = Identities {
             log,
-            root,
-            named: HashMap::new(),
-            taken: HashSet::new(),
+            known: Arc::new(RwLock::new(KnownNumbers { root, ..KnownNumbers::default() })),
             next: Ino::OWN_RANGE.0,
             reserved: Ino::OWN_RANGE.0,
             synced: 0,
@@ -111,16 +159,17 @@ impl Identities {
     }
 
     fn note(&mut self, record: IdentityRecord) {
+        self.known.write().note(&record);
         match record {
             IdentityRecord::Reserved(below) => self.reserved = self.reserved.max(below.0),
-            IdentityRecord::Named { dev, host, ino } => {
-                self.take(ino);
-                self.named.insert((dev, host), ino);
-            }
-            IdentityRecord::Taken(ino) => self.take(ino),
-            IdentityRecord::Synced => {}
             IdentityRecord::Root(mark) => self.mark = Some(mark),
+            IdentityRecord::Named { .. } | IdentityRecord::Taken(_) | IdentityRecord::Synced => {}
         }
+    }
+
+    /// The numbers that need no new record.
+    pub(super) fn known(&self) -> Arc<RwLock<KnownNumbers>> {
+        Arc::clone(&self.known)
     }
 
     /// The mark by which the store recognises its base.
@@ -146,32 +195,25 @@ impl Identities {
     /// # Errors
     /// As [`Log::append`].
     pub fn renumber(&mut self, dev: u64, host: u64) -> Result<Ino> {
-        let ino = self.fresh()?;
-        self.append(IdentityRecord::Named { dev: self.device(dev), host, ino })?;
+        let (ino, dev) = (self.fresh()?, self.known.read().device(dev));
+        self.append(IdentityRecord::Named { dev, host, ino })?;
         Ok(ino)
-    }
-
-    /// Keeps other base nodes from getting a host number. Numbers of our own range need no such
-    /// entry, because each is given out once.
-    fn take(&mut self, ino: Ino) {
-        if ino < Ino::OWN_RANGE {
-            self.taken.insert(ino);
-        }
     }
 
     /// A shorter list of records with the same meaning, if the log is much longer. Each apply adds
     /// records for the files that it wrote, and the host reuses the numbers of files before them.
     pub fn worth_rewriting(&self) -> Option<Vec<IdentityRecord>> {
-        let needed = (self.named.len() + self.taken.len()) as u64;
+        let known = self.known.read();
+        let needed = (known.named.len() + known.taken.len()) as u64;
         if self.log.count() <= 2 * needed + FEW {
             return None;
         }
         let mut records = vec![IdentityRecord::Reserved(Ino(self.reserved))];
         records.extend(self.mark.map(IdentityRecord::Root));
-        let named = self.named.iter();
+        let named = known.named.iter();
         records.extend(named.map(|(&(dev, host), &ino)| IdentityRecord::Named { dev, host, ino }));
-        let mut free = self.taken.clone();
-        for ino in self.named.values() {
+        let mut free = known.taken.clone();
+        for ino in known.named.values() {
             free.remove(ino);
         }
         records.extend(free.into_iter().map(IdentityRecord::Taken));
@@ -186,15 +228,16 @@ impl Identities {
         known: &BTreeMap<Ino, (u64, u64)>,
         taken: BTreeSet<Ino>,
     ) -> Vec<IdentityRecord> {
+        let present = self.known.read();
         let mut records =
             vec![IdentityRecord::Reserved(Ino(self.reserved)), IdentityRecord::Root(mark)];
         let named = |(&ino, &(dev, host)): (&Ino, &(u64, u64))| IdentityRecord::Named {
-            dev: self.device(dev),
+            dev: present.device(dev),
             host,
             ino,
         };
         records.extend(known.iter().map(named));
-        let taken: BTreeSet<Ino> = taken.into_iter().chain(self.taken.iter().copied()).collect();
+        let taken: BTreeSet<Ino> = taken.into_iter().chain(present.taken.iter().copied()).collect();
         let free =
             taken.into_iter().filter(|ino| *ino < Ino::OWN_RANGE && !known.contains_key(ino));
         records.extend(free.map(IdentityRecord::Taken));
@@ -204,7 +247,10 @@ impl Identities {
     /// Goes on in a new, synced log for another base, with the records of
     /// [`Identities::over_another_base`].
     fn begin_anew(&mut self, log: Log<IdentityRecord>, records: Vec<IdentityRecord>) {
-        (self.named, self.taken) = (HashMap::new(), HashSet::new());
+        {
+            let mut known = self.known.write();
+            *known = KnownNumbers { root: known.root, ..KnownNumbers::default() };
+        }
         for record in records {
             self.note(record);
         }
@@ -223,30 +269,8 @@ impl Identities {
     /// # Errors
     /// As [`Log::append`].
     pub fn of(&mut self, dev: u64, host: u64) -> Result<Ino> {
-        if (dev, host) == self.root {
-            return Ok(Ino::ROOT);
-        }
-        let dev = self.device(dev);
-        if let Some(ino) = self.named.get(&(dev, host)) {
-            return Ok(*ino);
-        }
-        let natural = Ino(host);
-        if dev == 0
-            && host > Ino::ROOT.0
-            && natural < Ino::OWN_RANGE
-            && !self.taken.contains(&natural)
-        {
-            return Ok(natural);
-        }
-        let ino = self.fresh()?;
-        self.append(IdentityRecord::Named { dev, host, ino })?;
-        Ok(ino)
-    }
-
-    /// The device as it is recorded: 0 for the device of the base's root, whose number may change
-    /// at a reboot.
-    fn device(&self, dev: u64) -> u64 {
-        if dev == self.root.0 { 0 } else { dev }
+        let known = self.known.read().of(dev, host);
+        known.map_or_else(|| self.renumber(dev, host), Ok)
     }
 
     /// Records that a base node has the number of a node in the mount.
@@ -254,10 +278,14 @@ impl Identities {
     /// # Errors
     /// As [`Log::append`].
     pub fn name(&mut self, dev: u64, host: u64, ino: Ino) -> Result<()> {
-        let dev = self.device(dev);
-        if self.named.get(&(dev, host)) == Some(&ino) {
-            return Ok(());
-        }
+        let dev = {
+            let known = self.known.read();
+            let dev = known.device(dev);
+            if known.named.get(&(dev, host)) == Some(&ino) {
+                return Ok(());
+            }
+            dev
+        };
         self.append(IdentityRecord::Named { dev, host, ino })
     }
 
@@ -325,6 +353,16 @@ impl Identities {
 }
 
 impl Store {
+    /// The number of a base node. If it is not the host's own, it is recorded first; only then the
+    /// caller waits for the disk.
+    ///
+    /// # Errors
+    /// As [`Identities::of`].
+    pub fn number_of(&self, dev: u64, host: u64) -> Result<Ino> {
+        let known = self.known_numbers.read().of(dev, host);
+        known.map_or_else(|| self.identities.lock().of(dev, host), Ok)
+    }
+
     /// Compacts the log, if that makes it much shorter.
     ///
     /// # Errors

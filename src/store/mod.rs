@@ -56,6 +56,7 @@ pub mod volatile;
 
 use std::collections::BTreeSet;
 use std::fs::File;
+use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
@@ -67,7 +68,7 @@ use crate::error::Result;
 use crate::store::catalog::State;
 use crate::store::content::read_epochs::ReadEpochs;
 use crate::store::heads::HeadRecords;
-use crate::store::identities::Identities;
+use crate::store::identities::{Identities, KnownNumbers};
 use crate::store::io::dir::StoreDir;
 use crate::store::io::log::Log;
 use crate::store::io::writer::{FailedSyncs, Writer};
@@ -111,6 +112,7 @@ pub struct Store {
     failed_syncs: FailedSyncs,
     state: RankedMutex<State>,
     identities: RankedMutex<Identities>,
+    known_numbers: Arc<RwLock<KnownNumbers>>,
     holds: RankedMutex<BTreeSet<LayerId>>,
     ops: RankedMutex<OpLog>,
     ledger: RankedMutex<Ledger>,

@@ -148,6 +148,7 @@ impl Store {
             failed_syncs: FailedSyncs::of(&dir, trust.writer)?,
             trust,
             state: RankedMutex::new(Rank::Catalog, State::new(found.catalog, next_layer)),
+            known_numbers: identities.known(),
             identities: RankedMutex::new(Rank::Identities, identities),
             holds: RankedMutex::new(Rank::Holds, holds),
             ops: RankedMutex::new(Rank::OperationLog, ops),

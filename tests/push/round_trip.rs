@@ -267,7 +267,7 @@ fn peak(pid: u32) -> Option<u64> {
 fn a_sparse_state_of_20_gib_is_pushed_and_pulled_in_128_mib() {
     let registry = Partner::start(None, None);
     let reference = format!("{}/repo:x", registry.address);
-    let (here, there) = (Live::new(""), Live::new(""));
+    let (here, there) = (Live::new("truncate -s 2G of-base"), Live::new(""));
     here.sh("truncate -s 20G a; for i in $(seq 0 99); do head -c 262144 /dev/urandom | \
          dd of=a bs=256K seek=$((i * 800)) conv=notrunc status=none; done");
     for (live, verb) in [(&here, "push"), (&there, "pull")] {
@@ -290,5 +290,5 @@ fn a_sparse_state_of_20_gib_is_pushed_and_pulled_in_128_mib() {
                  done | sha256sum; stat -c %s a";
     assert_eq!(here.sh(parts), there.sh(parts));
     // The end of the test compares what is left byte by byte.
-    [&here, &there].iter().for_each(|live| drop(live.sh("rm a")));
+    [&here, &there].iter().for_each(|live| drop(live.sh("test -s of-base; rm a of-base")));
 }

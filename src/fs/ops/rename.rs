@@ -121,10 +121,8 @@ impl Writing<'_> {
         if mode == RenameMode::Exchange {
             self.exchange(source, target)?;
         } else {
-            let replaced = replaced.and_then(|ino| self.held.id_of(ino));
-            self.replace(source, target)?;
-            if let Some(replaced) = replaced {
-                self.links.dir_removed(replaced, target.parent);
+            if let Some(removed) = self.replace(source, target)? {
+                self.links.dir_removed(removed, target.parent);
             }
         }
         self.links.add_moves(moves);
@@ -164,7 +162,8 @@ impl Writing<'_> {
         self.begin_move(moved, source.parent, (target.parent, &target.name))
     }
 
-    fn replace(&mut self, source: &Slot, target: &Slot) -> FsResult<()> {
+    /// Moves a node to another name. Returns the id of the orphan that was there.
+    fn replace(&mut self, source: &Slot, target: &Slot) -> FsResult<Option<NodeId>> {
         let moves_dir = self.kind_in(source)? == FileKind::Dir;
         let removes_dir = self.check_replace(moves_dir, target)?;
         self.copy_up_parent(source)?;
@@ -190,11 +189,11 @@ impl Writing<'_> {
             let is_over = target.found.ino().is_some();
             self.before_move(from, &source.found, to, is_over)?;
         }
-        self.commit_with_orphan(edits, orphan)?;
+        let removed = self.commit_with_orphan(edits, orphan)?;
         if moves_dir && let Some((from, to)) = paths {
             self.dir_moved(from, to);
         }
-        Ok(())
+        Ok(removed)
     }
 
     /// Checks that a directory replaces an empty directory, and any other node no directory.

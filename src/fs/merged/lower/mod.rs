@@ -297,7 +297,7 @@ impl Lower {
         }
         match stat() {
             Ok(stat) => {
-                let ino = self.store.identities().lock().of(stat.dev, stat.ino)?;
+                let ino = self.store.number_of(stat.dev, stat.ino)?;
                 let pre = self.pre_image_of_link(stat.ino, self.epoch);
                 if let Some((pre, epoch)) = pre.filter(|(pre, _)| pre.ino == ino) {
                     return Ok(Some((ino, LowerNode::Pre(Arc::clone(pre), epoch))));
@@ -390,9 +390,8 @@ impl Lower {
             }
             Err(error) => return Err(self.noted(path, error)),
         };
-        let mut identities = self.store.identities().lock();
         let known = |entry: &BaseEntry| {
-            Ok((entry.name.clone(), (identities.of(entry.dev, entry.ino)?, entry.kind)))
+            Ok((entry.name.clone(), (self.store.number_of(entry.dev, entry.ino)?, entry.kind)))
         };
         entries.iter().map(known).collect()
     }

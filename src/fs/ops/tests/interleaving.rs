@@ -10,7 +10,7 @@ use crate::fs::{Fs, LinkReply, RenameMode, SetAttr, SetXattr};
 use crate::types::{Ino, Name, NodeId};
 
 /// A place with more nodes: in the base `d/a` to `d/h`, and in the tree the file `d/new`, the
-/// directory `d/sub` and the link `d/sub/link`.
+/// directories `d/sub`, `d/void` and `d/void2`, and the link `d/sub/link`.
 struct Nodes {
     place: Place,
     new: NodeId,
@@ -27,6 +27,8 @@ impl Nodes {
         fs.write(new, 0, b"content of the new file", false).unwrap();
         let sub = fs.mkdir(dir, &name("sub"), 0o755, 0, CALLER).unwrap().id;
         let link = fs.symlink(sub, &name("link"), b"../../d/a", CALLER).unwrap().id;
+        fs.mkdir(dir, &name("void"), 0o755, 0, CALLER).unwrap();
+        fs.mkdir(dir, &name("void2"), 0o755, 0, CALLER).unwrap();
         let base = place.file("b");
         Nodes { new, sub, link, base, place }
     }
@@ -110,6 +112,10 @@ const CHANGES: &[(&str, Change)] = &[
     }),
     ("unlink", |n| n.fs().unlink(n.dir(), &name("new")).unwrap()),
     ("unlink of a base file", |n| n.fs().unlink(n.dir(), &name("b")).unwrap()),
+    ("rmdir", |n| n.fs().rmdir(n.dir(), &name("void")).unwrap()),
+    ("rename of a directory over another one", |n| {
+        rename(n, "void", "void2", RenameMode::Replace);
+    }),
     ("rename", |n| rename(n, "new", "moved", RenameMode::Replace)),
     ("rename over another file", |n| rename(n, "new", "b", RenameMode::Replace)),
     ("exchange", |n| rename(n, "new", "b", RenameMode::Exchange)),
@@ -149,14 +155,18 @@ fn the_kernel_sees_the_state_before_a_change_until_its_record_is_written() {
 #[test]
 fn requests_during_a_write_in_place_do_not_disturb_it() {
     let nodes = Arc::new(Nodes::new());
-    let asking = Arc::clone(&nodes);
+    let (asking, seen) = (Arc::clone(&nodes), Arc::new(Mutex::new(Vec::new())));
+    let to = Arc::clone(&seen);
     nodes.change(
         |n| n.fs().write(n.new, 0, b"CONTENT", false).unwrap(),
         move || {
             assert_eq!(asking.fs().getattr(asking.new).unwrap().size, 23);
-            assert!(read(asking.fs(), asking.new).ends_with(b" of the new file"));
+            to.lock().unwrap().push(read(asking.fs(), asking.new));
         },
     );
+    let [old, new] = [b"content of the new file", b"CONTENT of the new file"];
+    let seen = std::mem::take(&mut *seen.lock().unwrap());
+    assert_eq!(seen, [old, new, new, new], "around the bytes in place, and around the record");
     assert_eq!(read(nodes.fs(), nodes.new), b"CONTENT of the new file");
 }
 
@@ -194,6 +204,9 @@ fn a_directory_is_copied_up_without_releasing_the_core_lock() {
 /// `d/sub/link` leads up two levels, which stays inside until `d/sub` is moved to the root.
 #[test]
 fn no_link_is_followed_while_its_directory_moves_up() {
+    let alone = Nodes::new();
+    let text = alone.fs().readlink(alone.link, 1);
+    assert!(matches!(text, Ok(LinkReply::Text(_))), "it stays inside from where it is");
     let nodes = Arc::new(Nodes::new());
     let followed = Arc::new(Mutex::new(false));
     let (asking, to) = (Arc::clone(&nodes), Arc::clone(&followed));

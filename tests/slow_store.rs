@@ -91,14 +91,18 @@ const CHANGES: &[(&str, &str)] = &[
     ("os.rename('w/base', 'w/moved')", "os.stat('w/moved').st_size == 3"),
     ("os.unlink('w/moved')", "not os.path.lexists('w/moved')"),
     ("os.rmdir('w/new')", "not os.path.lexists('w/new')"),
+    ("os.chmod('dir', 0o700)", "os.stat('dir').st_mode == 0o40700"),
+    ("os.posix_fallocate(f, 0, 2_000_000)", "os.stat('w/f').st_size == 2_000_000"),
+    ("os.ftruncate(gone, 10)", "os.fstat(gone).st_size == 10"),
+    ("os.close(gone)", "len(os.listdir('w')) == 3"),
 ];
 
-/// A mount whose store has a disk of its own. The base has the directories `d0` to `d11` for
-/// [`READS`], and `w` for changes.
+/// A mount whose store has a disk of its own. The base has the directories `d0` to `d15` for
+/// [`READS`], and `w` and `dir` for changes.
 fn live() -> (Live, Disk) {
     let script = "mkdir -m 700 ../store; truncate -s 64M ../image; mkfs.ext4 -q ../image; \
-        mount -o loop ../image ../store; chmod 700 ../store; mkdir w; echo base > w/base; \
-        for d in $(seq 0 11); do mkdir d$d; for n in $(seq 0 39); do \
+        mount -o loop ../image ../store; chmod 700 ../store; mkdir w dir; echo base > w/base; \
+        for d in $(seq 0 15); do mkdir d$d; for n in $(seq 0 39); do \
             echo content > d$d/$n; ln -s $n d$d/link$n; done; done";
     let live = Live::with_limit(script, &[], Duration::from_secs(100));
     let disk = Disk(live.store.clone());
@@ -110,6 +114,8 @@ fn a_change_that_the_disk_takes_late_delays_no_reader() {
     let (live, _disk) = live();
     let (mut writer, mut reader) = (live.puppet(""), live.puppet(""));
     writer.run("f = os.open('w/f', os.O_RDWR | os.O_CREAT); os.write(f, b'first')");
+    writer.run("gone = os.open('w/gone', os.O_RDWR | os.O_CREAT); os.unlink('w/gone')");
+    writer.run("os.write(gone, b'removed' * 10_000)");
     for (at, (change, result)) in CHANGES.iter().enumerate() {
         // The next write to these bytes goes in place.
         writer.run("os.pwrite(f, b'a', 0)");

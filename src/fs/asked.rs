@@ -153,7 +153,8 @@ impl Fs {
         let core = self.core();
         let Some(path) = core.place_in_base(id).cloned() else {
             let known = (Answers::default(), None);
-            return Ok((repeat(|| self.core(), core, known, operation, || ())?, None));
+            let result = repeat(|| self.core(), core, known, operation, || self.wait_for_change());
+            return Ok((result?, None));
         };
         let lower = Arc::clone(&core.lower);
         drop(core);
@@ -162,7 +163,8 @@ impl Fs {
         LOOKUPS.set(LOOKUPS.get() + 1);
         answers.add(Question::Stat(path), opened.stat_dir());
         let known = (answers, Some(lower));
-        Ok((repeat(|| self.core(), self.core(), known, operation, || ())?, Some(opened)))
+        let wait = || self.wait_for_change();
+        Ok((repeat(|| self.core(), self.core(), known, operation, wait)?, Some(opened)))
     }
 
     /// Runs an operation that changes something.
@@ -189,7 +191,7 @@ impl Fs {
     }
 
     /// As [`Fs::change_node`], for an operation that must wait for more than the base. `wait` is
-    /// called without a lock before each further run.
+    /// called for that, without a lock.
     ///
     /// # Errors
     /// Those of the operation.
@@ -250,7 +252,7 @@ impl Fs {
         mut operation: impl FnMut(&mut Core) -> Result<T, E>,
     ) -> Result<T, E> {
         let operation = |core: &mut RankedGuard<'_, Core>| operation(core);
-        run(|| self.core(), first, operation, || ())
+        run(|| self.core(), first, operation, || self.wait_for_change())
     }
 }
 
@@ -279,8 +281,8 @@ fn run<G: Deref<Target = Core>, T, E>(
     repeat(lock, core, (answers, lower), operation, wait)
 }
 
-/// Runs an operation, again with each answer that it lacks, and after each wait. `lower` is the
-/// base that gave the answers, if there are any.
+/// Runs an operation, again with each answer that it lacks. Calls `wait` if the operation must wait
+/// for more than the base. `lower` is the base that gave the answers, if there are any.
 fn repeat<G: Deref<Target = Core>, T, E>(
     lock: impl Fn() -> G,
     mut core: G,
@@ -299,7 +301,9 @@ fn repeat<G: Deref<Target = Core>, T, E>(
         lower = Some(Arc::clone(&core.lower));
         drop(core);
         answers.ask_missing();
-        wait();
+        if answers.must_wait() {
+            wait();
+        }
         core = lock();
     }
 }

@@ -22,17 +22,10 @@ impl Writing<'_> {
         node: &LowerNode,
     ) -> FsResult<Ino> {
         let edits = self.copy_up_edits(ino, path, node)?;
-        let has_dir = edits.iter().any(
-            |edit| matches!(edit, Edit::Put { node, .. } if matches!(node.body, Body::Dir { .. })),
-        );
-        if has_dir {
-            // Between the record and the tree a lookup could find the directory at another path of
-            // the base. At the next lookup of its path in the tree, the kernel would move its
-            // dentry.
-            self.keeping_core(|core| core.commit_copy_up(edits))?;
-        } else {
-            self.commit_copy_up(edits)?;
-        }
+        self.coherence.begin_copy_up(dirs(&edits));
+        let committed = self.commit_copy_up(edits);
+        self.coherence.end_copy_up();
+        committed?;
         let core = &mut **self;
         if let Some(id) = core.held.id_of(ino) {
             core.coherence.note_recorded(&mut core.held, id, node);
@@ -65,4 +58,16 @@ impl Writing<'_> {
             Found::Nothing(_) => Err(FsError::NotFound),
         }
     }
+}
+
+/// The directories that get a record, and their paths in the base.
+fn dirs(edits: &[Edit]) -> Vec<(Ino, TreePath)> {
+    let dir = |edit: &Edit| match edit {
+        Edit::Put { ino, node } => match &node.body {
+            Body::Dir { base: Some(path) } => Some((*ino, path.clone())),
+            _ => None,
+        },
+        _ => None,
+    };
+    edits.iter().filter_map(dir).collect()
 }

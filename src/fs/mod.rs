@@ -275,12 +275,13 @@ impl Fs {
         core.coherence.forget(id);
         if !forgotten.node.is_live() {
             self.reclaim.note_garbage();
-            if forgotten.frees_space {
-                core.quota.measure_soon();
-            }
         } else if core.held.id_of(forgotten.node.ino).is_none() {
             core.coherence.forget_aliases(forgotten.node.ino);
         }
+        let Some(leftover) = forgotten.leftover else { return };
+        drop(core);
+        leftover.free();
+        self.core().quota.measure_soon();
     }
 }
 

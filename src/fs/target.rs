@@ -133,6 +133,7 @@ impl Core {
     pub(super) fn hand_out(&mut self, dir: NodeId, found: Found) -> FsResult<Entry> {
         let attr = self.attr(&found).ok_or(FsError::NotFound)?;
         if let (Found::Base(ino, path, _), FileKind::Dir) = (&found, attr.kind) {
+            self.coherence.check_copy_up(*ino, path)?;
             self.cut_off_if_moved(*ino, path)?;
         }
         let (base, node) = match found {

@@ -10,7 +10,8 @@
 //!   changes its tree.
 //! * While the core lock is released, other threads can change the quota and what the kernel holds:
 //!   it looks nodes up, forgets them, and follows links. So a change looks at these after its
-//!   record is written, or keeps the core lock: to move a directory, and to copy one up.
+//!   record is written, or keeps the core lock, to move a directory. While a directory is copied
+//!   up, a lookup that finds it at another path of the base waits for the change.
 //! * The log of the edit history gets the records of a change before any of its bytes are in place.
 
 use std::ops::{Deref, DerefMut};
@@ -54,6 +55,11 @@ impl Fs {
     pub(in crate::fs) fn writing(&self) -> Writing<'_> {
         let changes = self.changes.lock();
         Writing { core: self.core(), _changes: changes, keeps_core: false }
+    }
+
+    /// Waits until the change that is under way has ended. The caller holds no lock.
+    pub(in crate::fs) fn wait_for_change(&self) {
+        drop(self.changes.lock());
     }
 }
 

@@ -14,6 +14,8 @@
 //!   cached attributes stay. For a file that a switch gives back to the base, they are those of the
 //!   record or those that an apply left.
 //! * A name that a switch gave to another node cannot be renamed until its dentry is invalidated.
+//! * While a directory is copied up, the kernel does not hear of it at another path of the base. At
+//!   the next lookup of its path in the tree, the kernel would move that dentry.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
@@ -60,6 +62,8 @@ pub(in crate::fs) struct Coherence {
     /// Names by which the kernel knows a file and the tree does not: further hard links of the
     /// base.
     aliases: HashMap<Ino, BTreeSet<(Ino, Name)>>,
+    /// The directories that are being copied up, and their paths in the base.
+    copied_up: Vec<(Ino, TreePath)>,
 }
 
 /// An invalidation of a node that has not ended.
@@ -163,6 +167,27 @@ impl Coherence {
     /// The kernel no longer holds a file, so it knows it by no name.
     pub(in crate::fs) fn forget_aliases(&mut self, ino: Ino) {
         self.aliases.remove(&ino);
+    }
+
+    /// Directories get a record that is not in the tree yet.
+    pub(in crate::fs) fn begin_copy_up(&mut self, dirs: Vec<(Ino, TreePath)>) {
+        self.copied_up = dirs;
+    }
+
+    /// The copy-up has ended.
+    pub(in crate::fs) fn end_copy_up(&mut self) {
+        self.copied_up.clear();
+    }
+
+    /// Refuses a directory that was found at one path of the base and is being copied up from
+    /// another one: it was moved in between.
+    ///
+    /// # Errors
+    /// [`FsError::MustWait`], until the copy-up has ended.
+    pub(in crate::fs) fn check_copy_up(&self, ino: Ino, path: &TreePath) -> FsResult<()> {
+        let is_elsewhere =
+            |(dir, from): &(Ino, TreePath)| *dir == ino && from != path && self.has_kernel;
+        if self.copied_up.iter().any(is_elsewhere) { Err(answers::must_wait()) } else { Ok(()) }
     }
 
     /// Notes the attributes of a node that a switch left to the base.

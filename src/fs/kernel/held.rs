@@ -14,15 +14,15 @@ use crate::error::FsResult;
 use crate::fs::Extents;
 use crate::fs::kernel::listing::Listing;
 use crate::fs::kernel::nodes::{Held, NodeTable};
-use crate::fs::kernel::orphans::Orphans;
+use crate::fs::kernel::orphans::{Leftover, Orphans};
 use crate::tree::{Meta, Node};
 use crate::types::{Epoch, Ino, NodeId};
 
 /// A node that the kernel has forgotten.
 pub(in crate::fs) struct ForgottenNode {
     pub(in crate::fs) node: Held,
-    /// Whether its removal freed space on the disk.
-    pub(in crate::fs) frees_space: bool,
+    /// The space that its removal leaves.
+    pub(in crate::fs) leftover: Option<Leftover>,
 }
 
 /// The nodes that the kernel holds. Derefs to the node table.
@@ -62,8 +62,9 @@ impl HeldNodes {
     pub(in crate::fs) fn forget(&mut self, id: NodeId, count: u64) -> Option<ForgottenNode> {
         let node = self.nodes.forget(id, count)?;
         self.listings.remove(&id);
-        let frees_space = !node.is_live() && self.orphans.remove(Ino(id.0));
-        Some(ForgottenNode { node, frees_space })
+        let is_orphan = !node.is_live();
+        let leftover = if is_orphan { self.orphans.remove(Ino(id.0)) } else { None };
+        Some(ForgottenNode { node, leftover })
     }
 
     /// Makes a live node an orphan, and keeps its record and where its bytes were in a state of
@@ -101,10 +102,12 @@ impl HeldNodes {
         Ok(id)
     }
 
-    /// Makes a file without a name live, because the tree has it now.
-    pub(in crate::fs) fn unnamed_was_linked(&mut self, id: NodeId) {
-        self.orphans.remove(Ino(id.0));
+    /// Makes a file without a name live, because the tree has it now. Returns the space that it
+    /// leaves.
+    pub(in crate::fs) fn unnamed_was_linked(&mut self, id: NodeId) -> Option<Leftover> {
+        let leftover = self.orphans.remove(Ino(id.0));
         self.nodes.revive(id);
+        leftover
     }
 
     /// The listing of a directory that is being read.

@@ -20,9 +20,26 @@ use crate::fs::Extents;
 use crate::fs::merged::state::SCRATCH;
 use crate::store::Store;
 use crate::store::content::live_ranges::LiveRanges;
-use crate::store::content::pool::PoolWriter;
+use crate::store::content::pool::{PoolWriter, Unused};
 use crate::tree::{Edit, Misfit, Node, Source, Tree};
 use crate::types::{ByteRange, Epoch, Ino};
+
+/// Space of the scratch file that nothing needs any more. To free it can take the disk a while.
+#[must_use]
+pub(in crate::fs) struct Leftover {
+    unused: Vec<Unused>,
+    /// The scratch file itself, after the last orphan.
+    _scratch: Option<PoolWriter>,
+}
+
+impl Leftover {
+    /// Frees the space. The caller holds no core lock.
+    pub(in crate::fs) fn free(self) {
+        if let Err(error) = self.unused.iter().try_for_each(Unused::punch) {
+            log::warn!("space of a removed file is not freed before its last close: {error}");
+        }
+    }
+}
 
 /// The records and content of the orphans.
 pub(in crate::fs) struct Orphans {
@@ -80,8 +97,9 @@ impl Orphans {
         self.unnamed.contains(&key)
     }
 
-    /// Changes an orphan. Returns whether that freed space in the scratch file.
-    pub(in crate::fs) fn apply(&mut self, key: Ino, edits: &[Edit]) -> FsResult<bool> {
+    /// Changes an orphan. Returns the space that nothing needs then. A read of it that is under way
+    /// gets zeros.
+    pub(in crate::fs) fn apply(&mut self, key: Ino, edits: &[Edit]) -> FsResult<Option<Leftover>> {
         let size = self.tree.size(key);
         let may_free = |edit: &Edit| match edit {
             Edit::Resize { size: to, .. } => *to < size,
@@ -93,29 +111,26 @@ impl Orphans {
             .iter()
             .try_for_each(|edit| self.tree.apply(edit))
             .map_err(|Misfit(what)| FsError::Damage(what))?;
-        let Some(before) = before else { return Ok(false) };
-        Ok(self.reclaim(self.live_scratch(key).unused(SCRATCH, &before.of(SCRATCH))))
+        let Some(before) = before else { return Ok(None) };
+        Ok(self.leftover(&self.live_scratch(key).unused(SCRATCH, &before.of(SCRATCH))))
     }
 
-    /// Removes an orphan that the kernel no longer holds, and frees what its holders wrote. No read
-    /// of these bytes is under way, because a reader holds the node. Returns whether that freed
-    /// space: most orphans were never written to.
-    pub(super) fn remove(&mut self, key: Ino) -> bool {
+    /// Removes an orphan that the kernel no longer holds. Returns the space that its holders wrote:
+    /// none for most orphans. No read of these bytes is under way, because a reader holds the node.
+    pub(super) fn remove(&mut self, key: Ino) -> Option<Leftover> {
         self.epochs.remove(&key);
         self.unnamed.remove(&key);
         let written = self.live_scratch(key).of(SCRATCH);
         if self.tree.node(key).is_some() && self.tree.apply(&Edit::Remove { ino: key }).is_err() {
             log::error!("orphan {} could not be released", key.0);
-            return false;
+            return None;
         }
-        let frees = !written.is_empty();
         if self.epochs.is_empty() {
-            self.scratch = None;
-        } else if let Some(scratch) = &mut self.scratch {
-            scratch.close_window(key);
-            self.reclaim(written);
+            let scratch = self.scratch.take()?;
+            return Some(Leftover { unused: Vec::new(), _scratch: Some(scratch) });
         }
-        frees
+        self.scratch.as_mut()?.close_window(key);
+        self.leftover(&written)
     }
 
     /// The ranges of the scratch file to which an orphan refers.
@@ -129,16 +144,11 @@ impl Orphans {
         live
     }
 
-    /// Punches ranges of the scratch file; a read of them that is under way gets zeros. Returns
-    /// whether there was anything to punch.
-    fn reclaim(&mut self, ranges: Vec<ByteRange>) -> bool {
-        let Some(scratch) = self.scratch.as_mut().filter(|_| !ranges.is_empty()) else {
-            return false;
-        };
-        if let Err(error) = ranges.into_iter().try_for_each(|range| scratch.reclaim(range)) {
-            log::warn!("space of a removed file is not freed before its last close: {error}");
-        }
-        true
+    /// Ranges of the scratch file, as space that nothing needs; `None` if there are none.
+    fn leftover(&self, ranges: &[ByteRange]) -> Option<Leftover> {
+        let scratch = self.scratch.as_ref().filter(|_| !ranges.is_empty())?;
+        let unused = ranges.iter().map(|range| scratch.unused(*range)).collect();
+        Some(Leftover { unused, _scratch: None })
     }
 
     /// The scratch file, for reading; none if no orphan was written to.

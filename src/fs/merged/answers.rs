@@ -128,6 +128,11 @@ impl Answers {
         self.must_wait || !self.missing.is_empty()
     }
 
+    /// Whether the operation has something else to wait for than the base.
+    pub(in crate::fs) fn must_wait(&self) -> bool {
+        self.must_wait
+    }
+
     /// Drops all answers, because they may be of another epoch of the base.
     pub(in crate::fs) fn clear(&mut self) {
         self.known.clear();

@@ -20,7 +20,7 @@ use crate::fs::ops::writable::Writable;
 use crate::fs::writing::Writing;
 use crate::fs::{Fs, MAX_FILE_SIZE, Need, Target};
 use crate::store::Store;
-use crate::store::content::pool::{block_ceil, block_floor};
+use crate::store::content::pool::{Unused, block_ceil, block_floor};
 use crate::tree::{Edit, Source, Tree};
 use crate::types::{ByteRange, Ino, NodeId};
 
@@ -185,14 +185,17 @@ impl Writing<'_> {
         let layer = self.layer_of(file);
         let mut edits = Vec::with_capacity(holes.len());
         for (hole, is_last) in holes {
-            let at = match self.pool_of(file)?.preallocate(file.key, hole, is_last) {
+            let blocks = self.pool_of(file)?.begin_preallocation(file.key, hole, is_last);
+            let at = blocks.addresses();
+            taken.addresses.push(at);
+            match self.released(|| blocks.allocate()) {
                 Err(error) if is_unsupported(&error) => {
                     self.release(taken);
                     return Ok(Vec::new());
                 }
-                at => at?,
-            };
-            taken.addresses.push(at);
+                allocated => allocated?,
+            }
+            self.pool_of(file)?.note_allocated(at);
             let to = Some(Source::Pool { layer, offset: at.start });
             edits.push(Edit::Map { ino: file.key, range: hole, to });
         }
@@ -203,7 +206,12 @@ impl Writing<'_> {
     /// Frees the blocks of an allocation that is not made.
     fn release(&mut self, taken: &Preallocated) {
         if let Ok(pool) = self.pool_of(taken.file) {
-            taken.addresses.iter().for_each(|addresses| pool.release(*addresses));
+            let unused = taken.addresses.iter().map(|at| pool.unused_of_preallocation(*at));
+            let unused: Vec<Unused> = unused.collect();
+            let freed = self.released(|| unused.iter().try_for_each(Unused::punch));
+            if let Err(error) = freed {
+                log::debug!("preallocated space of a pool is not freed before its seal: {error}");
+            }
         }
         self.quota.measure_soon();
     }

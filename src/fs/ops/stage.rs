@@ -15,6 +15,7 @@ use crate::fs::Core;
 use crate::fs::merged::lower::Lower;
 use crate::fs::merged::read_plan::ReadPlan;
 use crate::fs::ops::writable::Writable;
+use crate::fs::writing::Writing;
 use crate::store::content::fresh::FreshWrite;
 use crate::store::content::pool::PoolWriter;
 use crate::tree::Segment;
@@ -169,20 +170,6 @@ impl Core {
         self.pool_of(file).is_ok_and(owns) && self.around(file, staged()) == stage.around
     }
 
-    /// Drops a stage, and frees its blocks. Returns whether all of them are free.
-    pub(super) fn drop_stage(&mut self, stage: Stage) -> bool {
-        // The quota counts the blocks until the store is measured.
-        self.quota.measure_soon();
-        // If a record may be in the journal that could not be cut off, its content stays.
-        let is_writable = self.upper.check().is_ok();
-        let Ok(pool) = self.pool_of(stage.file) else { return false };
-        let mut is_free = true;
-        for PartWrite { to, .. } in stage.parts {
-            is_free &= is_writable && pool.owns(&to) && pool.release_fresh(to);
-        }
-        is_free
-    }
-
     /// Finds out where the bytes beside a part are.
     fn plan_beside(&self, file: Writable, fresh: &FreshPart) -> FsResult<Beside> {
         let plan = |range: ByteRange| -> FsResult<Option<ReadPlan>> {
@@ -209,5 +196,33 @@ impl Core {
         let segments = |range| tree.segments(file.key, range);
         let segments = std::iter::once(first).chain(beside).flat_map(segments).collect();
         Some(Around { segments, unpinned: self.unpinned() })
+    }
+}
+
+impl Writing<'_> {
+    /// Drops a stage, and frees its blocks. Returns whether all of them are free.
+    pub(super) fn drop_stage(&mut self, stage: Stage) -> bool {
+        // The quota counts the blocks until the store is measured.
+        self.quota.measure_soon();
+        // If a record may be in the journal that could not be cut off, its content stays.
+        let is_writable = self.upper.check().is_ok();
+        let Ok(pool) = self.pool_of(stage.file) else { return false };
+        let (mut unused, mut is_free) = (Vec::new(), true);
+        for PartWrite { to, .. } in stage.parts {
+            if !is_writable || !pool.owns(&to) {
+                is_free = false;
+                continue;
+            }
+            let (blocks, are_all) = pool.end_fresh(to);
+            unused.push(blocks);
+            is_free &= are_all;
+        }
+        for blocks in unused {
+            if let Err(error) = self.released(|| blocks.punch()) {
+                log::debug!("the blocks of a dropped write are not freed yet: {error}");
+                is_free = false;
+            }
+        }
+        is_free
     }
 }

@@ -82,8 +82,12 @@ impl Writing<'_> {
         edits.push(Edit::Dentry { dir: slot.dir, name: slot.name.clone(), to });
         edits.push(self.touch_dir(slot.dir, 0)?);
         self.commit(edits)?;
-        self.held.unnamed_was_linked(id);
+        let leftover = self.held.unnamed_was_linked(id);
         self.file_made(ino, slot.dir(), &slot.name);
-        self.hand_out(slot.parent, Found::Upper(ino, hides))
+        let entry = self.hand_out(slot.parent, Found::Upper(ino, hides));
+        if let Some(leftover) = leftover {
+            self.released(|| leftover.free());
+        }
+        entry
     }
 }

@@ -56,7 +56,8 @@ impl Writing<'_> {
             return self.commit(edits);
         }
         answers::check_complete()?;
-        if self.held.orphans_mut().apply(node.key, &edits)? {
+        if let Some(leftover) = self.held.orphans_mut().apply(node.key, &edits)? {
+            self.released(|| leftover.free());
             self.quota.measure_soon();
         }
         answers::note_committed();

@@ -202,7 +202,7 @@ impl<'a> Write<'a> {
         Err(answers::must_wait())
     }
 
-    fn drop_stage(&mut self, core: &mut Core, stage: Stage) {
+    fn drop_stage(&mut self, core: &mut Writing<'_>, stage: Stage) {
         self.dropped += 1;
         self.has_garbage |= !core.drop_stage(stage);
     }

@@ -79,6 +79,44 @@ impl PoolWrite {
     }
 }
 
+/// Blocks of a pool that nothing needs any more.
+#[must_use]
+pub struct Unused {
+    file: Arc<File>,
+    parts: Vec<ByteRange>,
+}
+
+impl Unused {
+    /// Punches the blocks (fallocate(2)). They then read as zeros.
+    ///
+    /// # Errors
+    /// As fallocate(2).
+    pub fn punch(&self) -> std::io::Result<()> {
+        self.parts.iter().try_for_each(|part| disk::punch(&self.file, *part))
+    }
+}
+
+/// Addresses for which blocks of the disk are to be allocated.
+pub struct Preallocation {
+    file: Arc<File>,
+    addresses: ByteRange,
+}
+
+impl Preallocation {
+    /// The addresses.
+    pub fn addresses(&self) -> ByteRange {
+        self.addresses
+    }
+
+    /// Allocates the blocks (fallocate(2)).
+    ///
+    /// # Errors
+    /// As fallocate(2). A part may be allocated then.
+    pub fn allocate(&self) -> std::io::Result<()> {
+        disk::allocate(&self.file, in_blocks(self.addresses))
+    }
+}
+
 /// Allocates addresses in the pool of the upper layer and writes to it.
 pub struct PoolWriter {
     layer: LayerId,
@@ -170,10 +208,10 @@ impl PoolWriter {
         self.fresh.add(&self.file, addresses, is_in_window.then_some(ino))
     }
 
-    /// Frees the blocks of fresh addresses to which no record refers. The first block stays if
-    /// other addresses share it. Returns whether the others are free: a later write of the file can
-    /// have gone on in the last block, which then stays.
-    pub fn release_fresh(&mut self, write: FreshWrite) -> bool {
+    /// The blocks of fresh addresses to which no record refers. The first block stays if other
+    /// addresses share it. Also returns whether these are all: a later write of the file can have
+    /// gone on in the last block, which then stays.
+    pub fn end_fresh(&mut self, write: FreshWrite) -> (Unused, bool) {
         let addresses = write.addresses();
         let goes_on = match write.window() {
             None => false,
@@ -189,11 +227,7 @@ impl PoolWriter {
         drop(write);
         let start = block_ceil(addresses.start);
         let end = if goes_on { block_floor(addresses.end) } else { addresses.end };
-        let freed = self.reclaim(ByteRange { start, end: end.max(start) });
-        if let Err(error) = &freed {
-            log::debug!("the blocks of a dropped write are not freed yet: {error}");
-        }
-        freed.is_ok() && !goes_on
+        (self.unused(ByteRange { start, end: end.max(start) }), !goes_on)
     }
 
     /// Whether a write is one to this pool.
@@ -206,38 +240,29 @@ impl PoolWriter {
         self.fresh.close();
     }
 
-    /// Allocates addresses as [`PoolWriter::allocate`] does, and blocks of the disk for them. They
-    /// read as zeros until they are written.
-    ///
-    /// # Errors
-    /// As fallocate(2). Then nothing is allocated.
-    pub fn preallocate(
+    /// Allocates addresses as [`PoolWriter::allocate`] does, for blocks of the disk. The caller can
+    /// release the core lock to allocate these. [`PoolWriter::note_allocated`] follows.
+    pub fn begin_preallocation(
         &mut self,
         ino: Ino,
         range: ByteRange,
         growing: bool,
-    ) -> std::io::Result<ByteRange> {
-        let place = self.windows.get(&ino).and_then(|window| window.place_of(range));
-        let at = ByteRange::at(place.unwrap_or(self.next), range.len());
-        let blocks = ByteRange { start: block_floor(at.start), end: block_ceil(at.end) };
-        if let Err(error) = disk::allocate(&self.file, blocks) {
-            // The filesystem may have allocated a part.
-            self.release(at);
-            return Err(error);
-        }
-        let at = ByteRange::at(self.allocate(ino, range, growing), range.len());
-        self.unsynced.note(at);
-        self.unwritten.add(at);
-        Ok(at)
+    ) -> Preallocation {
+        let addresses = ByteRange::at(self.allocate(ino, range, growing), range.len());
+        Preallocation { file: Arc::clone(&self.file), addresses }
     }
 
-    /// Frees the blocks of preallocated addresses to which no record refers. The first block stays
-    /// if the addresses before them share it.
-    pub fn release(&self, addresses: ByteRange) {
+    /// Notes that addresses have blocks, which read as zeros until they are written.
+    pub fn note_allocated(&mut self, addresses: ByteRange) {
+        self.unsynced.note(addresses);
+        self.unwritten.add(addresses);
+    }
+
+    /// The blocks of preallocated addresses to which no record refers. The first block stays if the
+    /// addresses before them share it.
+    pub fn unused_of_preallocation(&self, addresses: ByteRange) -> Unused {
         let start = block_ceil(addresses.start);
-        if let Err(error) = self.reclaim(ByteRange { start, end: addresses.end.max(start) }) {
-            log::debug!("preallocated space of a pool is not freed before its seal: {error}");
-        }
+        self.unused(ByteRange { start, end: addresses.end.max(start) })
     }
 
     /// Whether addresses hold zeros because they were never written.
@@ -279,16 +304,11 @@ impl PoolWriter {
         self.windows.remove(&ino);
     }
 
-    /// Punches addresses that no reader needs any more, in whole blocks, except blocks with fresh
-    /// addresses. They then read as zeros.
-    ///
-    /// # Errors
-    /// As fallocate(2).
-    pub fn reclaim(&self, range: ByteRange) -> std::io::Result<()> {
+    /// The blocks of addresses that no reader needs any more, except blocks with fresh addresses.
+    pub fn unused(&self, range: ByteRange) -> Unused {
         let mut fresh = RangeSet::default();
         self.fresh.addresses().into_iter().for_each(|range| fresh.add(in_blocks(range)));
-        let mut unused = fresh.missing_in(in_blocks(range)).into_iter();
-        unused.try_for_each(|part| disk::punch(&self.file, part))
+        Unused { file: Arc::clone(&self.file), parts: fresh.missing_in(in_blocks(range)) }
     }
 
     /// Writes bytes at an address.
@@ -365,6 +385,11 @@ mod tests {
             write.write(&[&vec![b'x'; len]]).unwrap();
             write
         };
+        let free = |pool: &mut PoolWriter, write| {
+            let (unused, are_all) = pool.end_fresh(write);
+            unused.punch().unwrap();
+            are_all
+        };
         let data = |pool: &PoolWriter| data_in(&*pool.file, ByteRange::at(0, 1 << 20)).unwrap();
         let kept = write(&mut pool, 0, 1000).addresses();
         let dropped = write(&mut pool, 1000, 9000);
@@ -372,12 +397,12 @@ mod tests {
         let window = dropped.addresses();
         let next = write(&mut pool, 10_000, 500).addresses();
         assert_eq!(next.start, window.end, "the next write goes on in the last block");
-        assert!(!pool.release_fresh(dropped), "so that block stays");
+        assert!(!free(&mut pool, dropped), "so that block stays");
         let last = ByteRange { start: block_floor(next.start), end: next.end };
         assert_eq!(data(&pool), [ByteRange::at(0, BLOCK), last]);
         let dropped = write(&mut pool, 10_500, 20_000);
         let second = block_ceil(dropped.addresses().start);
-        assert!(pool.release_fresh(dropped));
+        assert!(free(&mut pool, dropped));
         assert_eq!(data(&pool).last().unwrap().end, second, "the first block is shared");
         // A write in the window that ends before the end of the file.
         let window = write(&mut pool, 30_500, 100).addresses();
@@ -387,12 +412,12 @@ mod tests {
         assert_eq!(inside.addresses().start, first.end);
         let next = write(&mut pool, 34_100, 10).addresses();
         assert_eq!(next.start, inside.addresses().end);
-        assert!(!pool.release_fresh(inside), "the next write went on in the last block");
+        assert!(!free(&mut pool, inside), "the next write went on in the last block");
         assert!(data(&pool).last().unwrap().end >= next.end);
         pool.close_window(Ino(1));
         let after = write(&mut pool, 40_000, 10);
         assert!(after.addresses().start.is_multiple_of(BLOCK), "no write goes on there");
-        assert!(pool.release_fresh(after));
+        assert!(free(&mut pool, after));
     }
 
     #[test]

@@ -87,6 +87,7 @@ pub(in crate::store) fn cut(file: &File, len: u64) -> io::Result<()> {
 /// Allocates blocks for a range of a file (fallocate(2)). Bytes that were never written read as
 /// zeros. A file that ends before the range grows.
 pub(in crate::store) fn allocate(file: &File, range: ByteRange) -> io::Result<()> {
+    check_not_held(Rank::Core);
     failpoint::hit(Failpoint::StoreAllocate)?;
     crate::sys::file::allocate(file, range)?;
     note!(Cut { ino: ino(file)?, len: file.metadata()?.len() });
@@ -95,6 +96,7 @@ pub(in crate::store) fn allocate(file: &File, range: ByteRange) -> io::Result<()
 
 /// Frees the blocks of a range (fallocate(2)).
 pub(in crate::store) fn punch(file: &File, range: ByteRange) -> io::Result<()> {
+    check_not_held(Rank::Core);
     failpoint::hit(Failpoint::StorePunch)?;
     crate::sys::file::punch_hole(file, range)?;
     // The length of the file does not change.

@@ -3,11 +3,12 @@
 
 use std::fmt::Write as _;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use super::{CALLER, Place, name, read};
 use crate::fs::writing::hook;
 use crate::fs::{Fs, LinkReply, RenameMode, SetAttr, SetXattr};
-use crate::types::{Ino, Name, NodeId};
+use crate::types::{Name, NodeId};
 
 /// A place with more nodes: in the base `d/a` to `d/h`, and in the tree the file `d/new`, the
 /// directories `d/sub`, `d/void` and `d/void2`, and the link `d/sub/link`.
@@ -186,19 +187,36 @@ fn a_node_that_the_kernel_forgets_while_it_is_removed_leaves_no_orphan() {
     }
 }
 
-/// A directory of the base that gets its record counts as one of the tree at once, so no lookup can
-/// make the kernel hold it at another path.
+/// The kernel must not hold the directory at both paths: at the next lookup of the old one it would
+/// move the dentry of the new one.
 #[test]
-fn a_directory_is_copied_up_without_releasing_the_core_lock() {
+fn a_directory_that_moves_in_the_base_while_it_is_copied_up_is_another_one_at_its_new_path() {
     let place = Place::new();
-    let (fs, dir) = (Arc::clone(&place.fs), place.dir);
-    let states = Arc::new(Mutex::new(Vec::new()));
-    let (asking, to) = (Arc::clone(&fs), Arc::clone(&states));
-    hook::set(move || to.lock().unwrap().push(asking.state().tree.node(Ino(dir.0)).is_some()));
+    let (fs, dir, base) = (Arc::clone(&place.fs), place.dir, place._dir.path().join("base"));
+    let lookups = Arc::new(Mutex::new(Vec::new()));
+    let (asking, to) = (Arc::clone(&fs), Arc::clone(&lookups));
+    hook::set(move || {
+        drop(std::fs::rename(base.join("d"), base.join("e")));
+        let asking = Arc::clone(&asking);
+        let lookup = std::thread::spawn(move || asking.lookup(NodeId::ROOT, &name("e")));
+        // It ends soon, unless it waits for the change.
+        for _ in 0..100 {
+            if lookup.is_finished() {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        to.lock().unwrap().push(lookup);
+    });
     fs.setattr(dir, SetAttr { mode: Some(0o700), ..SetAttr::default() }, false).unwrap();
     hook::clear();
-    let states = std::mem::take(&mut *states.lock().unwrap());
-    assert!(!states.is_empty() && states.iter().all(|is_in_tree| *is_in_tree));
+    let lookups = std::mem::take(&mut *lookups.lock().unwrap());
+    assert!(!lookups.is_empty());
+    for lookup in lookups {
+        assert_ne!(lookup.join().unwrap().unwrap().id, dir);
+    }
+    let old = fs.lookup(NodeId::ROOT, &name("d")).unwrap();
+    assert_eq!((old.id, old.attr.meta.mode & 0o777), (dir, 0o700));
 }
 
 /// `d/sub/link` leads up two levels, which stays inside until `d/sub` is moved to the root.

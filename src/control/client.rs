@@ -41,8 +41,8 @@ const TRIES: usize = 8;
 pub fn connect(store: &Path) -> Result<Option<Client>> {
     for _ in 0..TRIES {
         match connect_once(store) {
-            // The daemon died with this connection in its queue. Now there is no daemon, or another
-            // one.
+            // The daemon died with this connection in its queue, or while it greeted. Now there is
+            // no daemon, or another one.
             Err(error) if error.errno == Some(nix::libc::ECONNRESET) => {}
             other => return other,
         }
@@ -83,8 +83,16 @@ fn connect_once(store: &Path) -> Result<Option<Client>> {
              sandbox or container",
                 ));
         }
-        Err(FrameError::Io(error)) => return Err(Error::io(attempt(), &error)),
-        Err(error) => return Err(Error::new(Kind::Failed, attempt(), error.to_string())),
+        Err(error) => {
+            let errno = match &error {
+                FrameError::Io(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
+                    Some(nix::libc::ECONNRESET)
+                }
+                FrameError::Io(error) => error.raw_os_error(),
+                FrameError::Closed | FrameError::TooLong(_) => None,
+            };
+            return Err(Error { errno, ..Error::new(Kind::Failed, attempt(), error.to_string()) });
+        }
     };
     greeting.check()?;
     Ok(Some(Client { stream, greeting, head: None }))
@@ -251,6 +259,20 @@ mod tests {
             let connecting = scope.spawn(|| connect(store.path()));
             std::thread::sleep(Duration::from_millis(50));
             drop(socket);
+            assert!(connecting.join().unwrap().unwrap().is_none());
+        });
+    }
+
+    #[test]
+    fn a_daemon_that_dies_in_the_middle_of_its_greeting_counts_as_none() {
+        let store = tempfile::tempdir().unwrap();
+        let socket = std::os::unix::net::UnixListener::bind(store.path().join(SOCKET)).unwrap();
+        std::thread::scope(|scope| {
+            let connecting = scope.spawn(|| connect(store.path()));
+            let (mut greeted, _) = socket.accept().unwrap();
+            drop(socket);
+            std::io::Write::write_all(&mut greeted, &[9, 0]).unwrap();
+            drop(greeted);
             assert!(connecting.join().unwrap().unwrap().is_none());
         });
     }

@@ -47,11 +47,11 @@ impl Fs {
 
     /// Replaces the journal of the upper layer by the edits that lead from `below`, the tree of the
     /// layer below, to the present tree. Programs write meanwhile. Changes wait for the last step
-    /// only, which is a rename; a sync waits for one more sync.
+    /// only, which is a rename; a sync waits for one more sync. Does nothing if a checkpoint or a
+    /// switch sealed the layer of `from` meanwhile: then compaction shortens its journal.
     ///
     /// # Errors
-    /// Those of the store, and if `from` is no longer the upper layer; then the journal is
-    /// unchanged.
+    /// Those of the store; then the journal is unchanged.
     pub fn rewrite_journal(&self, from: &OpenJournal, below: &Tree) -> FsResult<()> {
         // The syncs that follow are then short. Other syncs wait for them.
         self.sync()?;
@@ -60,7 +60,11 @@ impl Fs {
         // From here on no sync, seal or rewrite of the layer is under way.
         let mut gate = self.sync_gate.lock();
         self.finish_pending(&mut gate)?;
-        rewrite.follow(&self.journal_end())?;
+        let end = self.journal_end();
+        if end.layer != from.end.layer {
+            return Ok(());
+        }
+        rewrite.follow(&end)?;
         self.sync_all_but_journal()?;
         rewrite.mark_synced()?;
         for _ in 0..PASSES {

@@ -179,6 +179,25 @@ mod tests {
 
     /// Recovery after an apply depends on this mark.
     #[test]
+    fn the_journal_of_a_layer_that_was_sealed_meanwhile_is_left_to_compaction() {
+        let dir = tempfile::tempdir().unwrap();
+        let first = timeline(dir.path());
+        let file = make(&first, "file");
+        make(&first, "a");
+        work(&first, file, 40);
+        let open = first.fs.open_journal();
+        first.checkpoint(None, String::new(), None).unwrap();
+        let after = make(&first, "after");
+        let before = journal_len(&first);
+        first.fs.rewrite_journal(&open, &Tree::new()).unwrap();
+        assert_eq!(journal_len(&first), before);
+        first.fs.write(after, 0, b"goes on", false).unwrap();
+        first.fs.sync().unwrap();
+        drop((first, open));
+        assert_eq!(read(&timeline(dir.path()), "after"), b"goes on");
+    }
+
+    #[test]
     fn a_layer_stays_marked_as_changed_when_its_changes_cancel_out() {
         let dir = tempfile::tempdir().unwrap();
         let first = timeline(dir.path());

@@ -188,6 +188,7 @@ mod tests {
         let open = first.fs.open_journal();
         first.checkpoint(None, String::new(), None).unwrap();
         let after = make(&first, "after");
+        first.fs.sync().unwrap();
         let before = journal_len(&first);
         first.fs.rewrite_journal(&open, &Tree::new()).unwrap();
         assert_eq!(journal_len(&first), before);

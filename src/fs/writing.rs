@@ -10,8 +10,8 @@
 //!   changes its tree.
 //! * While the core lock is released, other threads can change the quota and what the kernel holds:
 //!   it looks nodes up, forgets them, and follows links. So a change looks at these after its
-//!   record is written, or keeps the core lock, to move a directory. While a directory is copied
-//!   up, a lookup that finds it at another path of the base waits for the change.
+//!   record is written. A move of a directory keeps the core lock. While a directory is copied up,
+//!   a lookup that finds it at another path of the base waits for the change.
 //! * The log of the edit history gets the records of a change before any of its bytes are in place.
 
 use std::ops::{Deref, DerefMut};

@@ -208,9 +208,9 @@ impl PoolWriter {
         self.fresh.add(&self.file, addresses, is_in_window.then_some(ino))
     }
 
-    /// The blocks of fresh addresses to which no record refers. The first block stays if other
-    /// addresses share it. Also returns whether these are all: a later write of the file can have
-    /// gone on in the last block, which then stays.
+    /// Ends a write to fresh addresses that no record gets. Returns its blocks, without the first
+    /// one if other addresses share it. Also returns whether these are all: a later write of the
+    /// file can have gone on in the last block, which then stays.
     pub fn end_fresh(&mut self, write: FreshWrite) -> (Unused, bool) {
         let addresses = write.addresses();
         let goes_on = match write.window() {

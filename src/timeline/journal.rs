@@ -177,7 +177,6 @@ mod tests {
         assert_eq!(again.store.catalog().len(), 2, "it is the same layer");
     }
 
-    /// Recovery after an apply depends on this mark.
     #[test]
     fn the_journal_of_a_layer_that_was_sealed_meanwhile_is_left_to_compaction() {
         let dir = tempfile::tempdir().unwrap();
@@ -198,6 +197,7 @@ mod tests {
         assert_eq!(read(&timeline(dir.path()), "after"), b"goes on");
     }
 
+    /// Recovery after an apply depends on this mark.
     #[test]
     fn a_layer_stays_marked_as_changed_when_its_changes_cancel_out() {
         let dir = tempfile::tempdir().unwrap();

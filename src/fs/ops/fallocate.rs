@@ -185,7 +185,7 @@ impl Writing<'_> {
         let layer = self.layer_of(file);
         let mut edits = Vec::with_capacity(holes.len());
         for (hole, is_last) in holes {
-            let blocks = self.pool_of(file)?.begin_preallocation(file.key, hole, is_last);
+            let blocks = self.pool_of(file)?.begin_preallocation(file.key, hole);
             let at = blocks.addresses();
             taken.addresses.push(at);
             match self.released(|| blocks.allocate()) {
@@ -195,7 +195,7 @@ impl Writing<'_> {
                 }
                 allocated => allocated?,
             }
-            self.pool_of(file)?.note_allocated(at);
+            self.pool_of(file)?.end_preallocation(file.key, hole, is_last);
             let to = Some(Source::Pool { layer, offset: at.start });
             edits.push(Edit::Map { ino: file.key, range: hole, to });
         }

@@ -223,6 +223,8 @@ impl Writing<'_> {
                 is_free = false;
             }
         }
+        // Another thread can have measured the store before the blocks were free.
+        self.quota.measure_soon();
         is_free
     }
 }

@@ -240,20 +240,18 @@ impl PoolWriter {
         self.fresh.close();
     }
 
-    /// Allocates addresses as [`PoolWriter::allocate`] does, for blocks of the disk. The caller can
-    /// release the core lock to allocate these. [`PoolWriter::note_allocated`] follows.
-    pub fn begin_preallocation(
-        &mut self,
-        ino: Ino,
-        range: ByteRange,
-        growing: bool,
-    ) -> Preallocation {
-        let addresses = ByteRange::at(self.allocate(ino, range, growing), range.len());
+    /// The addresses that [`PoolWriter::allocate`] would return, for blocks of the disk. The caller
+    /// can release the core lock to allocate these. Then it calls [`PoolWriter::end_preallocation`]
+    /// with the same range. Nothing else may allocate addresses in between.
+    pub fn begin_preallocation(&self, ino: Ino, range: ByteRange) -> Preallocation {
+        let place = self.windows.get(&ino).and_then(|window| window.place_of(range));
+        let addresses = ByteRange::at(place.unwrap_or(self.next), range.len());
         Preallocation { file: Arc::clone(&self.file), addresses }
     }
 
-    /// Notes that addresses have blocks, which read as zeros until they are written.
-    pub fn note_allocated(&mut self, addresses: ByteRange) {
+    /// Allocates the addresses, which have blocks now. They read as zeros until they are written.
+    pub fn end_preallocation(&mut self, ino: Ino, range: ByteRange, growing: bool) {
+        let addresses = ByteRange::at(self.allocate(ino, range, growing), range.len());
         self.unsynced.note(addresses);
         self.unwritten.add(addresses);
     }

@@ -273,15 +273,19 @@ impl Fs {
         let Some(forgotten) = core.held.forget(id, count) else { return };
         core.links.forget(id);
         core.coherence.forget(id);
-        if !forgotten.node.is_live() {
-            self.reclaim.note_garbage();
-        } else if core.held.id_of(forgotten.node.ino).is_none() {
-            core.coherence.forget_aliases(forgotten.node.ino);
+        if forgotten.node.is_live() {
+            if core.held.id_of(forgotten.node.ino).is_none() {
+                core.coherence.forget_aliases(forgotten.node.ino);
+            }
+            return;
         }
-        let Some(leftover) = forgotten.leftover else { return };
+        let free = self.reclaim.begin_free();
         drop(core);
-        leftover.free();
-        self.core().quota.measure_soon();
+        if let Some(leftover) = forgotten.leftover {
+            leftover.free();
+            self.core().quota.measure_soon();
+        }
+        drop(free);
     }
 }
 

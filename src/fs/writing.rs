@@ -46,6 +46,8 @@ impl DerefMut for Writing<'_> {
 
 impl Drop for Writing<'_> {
     fn drop(&mut self) {
+        // After a panic, no lookup may wait for a copy-up that never ends.
+        self.coherence.end_copy_up();
         self.write_edits();
     }
 }

@@ -200,6 +200,8 @@ impl Writing<'_> {
             edits.push(Edit::Map { ino: file.key, range: hole, to });
         }
         self.quota.add(bytes);
+        // Another thread can have measured the store meanwhile, with some of these blocks.
+        self.quota.measure_soon();
         Ok(edits)
     }
 

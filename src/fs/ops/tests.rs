@@ -2,6 +2,7 @@
 //! looks up. And lets others change a file between the parts of a write.
 
 mod interleaving;
+mod late_forgets;
 
 use std::cell::Cell;
 use std::os::unix::ffi::OsStrExt;

@@ -6,16 +6,22 @@
 //! can be punched, after the records that dropped it are synced and the reads under way have ended.
 //! An operation that itself frees space may also use the store's reserve.
 //!
+//! The kernel sends the FORGET of a removed file after unlink(2), and a later request can overtake
+//! it. So an operation that finds no space waits a moment for such a file.
+//!
 //! If all that is not enough, the operation drops edits of the edit history. Writes to bytes that
 //! only a dropped edit had pinned then go in place, which takes no space.
 
 use std::cell::Cell;
+use std::time::Duration;
 
 use nix::errno::Errno;
 
 use crate::error::{FsError, FsResult};
 use crate::fs::Fs;
+use crate::fs::merged::state::SCRATCH;
 use crate::store::content::live_ranges::LiveRanges;
+use crate::tree::Source;
 use crate::types::ByteRange;
 
 /// Why an operation needs space.
@@ -42,6 +48,9 @@ enum Reclaimed {
 
 /// How many times the log of the edit history is synced to unpin bytes.
 const MOST_SYNCS: usize = 4;
+/// How long an operation waits for the FORGET of removed files. The thread that then reads it takes
+/// over from this one after one to two milliseconds.
+const FORGET_LIMIT: Duration = Duration::from_millis(50);
 /// How many times space is made for one operation.
 pub const MOST_TRIES: usize = 8;
 
@@ -122,6 +131,32 @@ impl Fs {
     }
 
     fn try_to_make_room(&self) -> Reclaimed {
+        let made = self.reclaim_all();
+        if made != Reclaimed::Nothing || !self.wait_for_removed_files() {
+            return made;
+        }
+        // Their scratch space is free already, whatever this finds.
+        let _bytes = self.reclaim_unused();
+        Reclaimed::Space
+    }
+
+    /// Waits a moment until a removed file is freed, if there is one. Returns whether there was
+    /// garbage.
+    fn wait_for_removed_files(&self) -> bool {
+        let may_come = {
+            let core = self.core();
+            let (orphans, upper) = (core.held.orphans().tree(), core.upper.layer());
+            let is_freed_then = |source| match source {
+                Source::Pool { layer, .. } => layer == upper || layer == SCRATCH,
+                _ => false,
+            };
+            orphans.all_extents().any(|(_, extent)| is_freed_then(extent.source))
+        };
+        self.reclaim.wait_for_garbage(may_come, FORGET_LIMIT)
+    }
+
+    /// Reclaims the space of the upper layer, or else that of the sealed ones.
+    fn reclaim_all(&self) -> Reclaimed {
         let own = self.reclaim_unused();
         if own.is_some_and(|bytes| bytes > 0) {
             return Reclaimed::Space;

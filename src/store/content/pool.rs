@@ -376,6 +376,20 @@ mod tests {
     }
 
     #[test]
+    fn addresses_whose_blocks_were_not_allocated_are_used_again() {
+        let mut pool = writer();
+        let (first, larger) = (ByteRange::at(0, 4 * BLOCK), ByteRange::at(0, 64 * BLOCK));
+        let at = pool.begin_preallocation(Ino(1), larger).addresses();
+        assert_eq!(pool.begin_preallocation(Ino(1), first).addresses().start, at.start);
+        pool.end_preallocation(Ino(1), first, true);
+        let range = ByteRange::at(first.end, BLOCK);
+        let next = pool.begin_preallocation(Ino(1), range).addresses();
+        assert_eq!(next.start, at.start + first.end, "the others are used again");
+        pool.end_preallocation(Ino(1), range, true);
+        assert!(pool.begin_preallocation(Ino(2), first).addresses().start >= next.end);
+    }
+
+    #[test]
     fn dropped_addresses_are_punched_and_those_beside_them_stay() {
         let mut pool = writer();
         let write = |pool: &mut PoolWriter, at, len: usize| {

@@ -114,7 +114,8 @@ fn a_change_that_the_disk_takes_late_delays_no_reader() {
     let (live, _disk) = live();
     let (mut writer, mut reader) = (live.puppet(""), live.puppet(""));
     writer.run("f = os.open('w/f', os.O_RDWR | os.O_CREAT); os.write(f, b'first')");
-    // Two removed files share a file of the store, so the end of one frees blocks there.
+    // `kept` keeps the scratch file of the removed files open, so the last close of `gone` must
+    // punch blocks of it.
     for file in ["gone", "kept"] {
         writer.run(&format!("{file} = os.open('w/x', os.O_RDWR | os.O_CREAT); os.unlink('w/x')"));
     }

@@ -41,8 +41,8 @@ const TRIES: usize = 8;
 pub fn connect(store: &Path) -> Result<Option<Client>> {
     for _ in 0..TRIES {
         match connect_once(store) {
-            // The daemon died with this connection in its queue, or while it greeted. Now there is
-            // no daemon, or another one.
+            // The daemon died before it greeted this client, or in the middle of that. Now there is
+            // none, or another one.
             Err(error) if error.errno == Some(nix::libc::ECONNRESET) => {}
             other => return other,
         }
@@ -85,6 +85,7 @@ fn connect_once(store: &Path) -> Result<Option<Client>> {
         }
         Err(error) => {
             let errno = match &error {
+                // The daemon died in the middle of its greeting, so `connect` tries again.
                 FrameError::Io(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
                     Some(nix::libc::ECONNRESET)
                 }

@@ -190,8 +190,8 @@ impl Fs {
         run(|| self.writing(), node(id), operation, || ())
     }
 
-    /// As [`Fs::change_node`], for an operation that must wait for more than the base. `wait` is
-    /// called for that, without a lock.
+    /// As [`Fs::change_node`], for an operation that can also wait for something other than an
+    /// answer of the base. `wait` then waits for that; the thread holds no lock.
     ///
     /// # Errors
     /// Those of the operation.
@@ -282,7 +282,8 @@ fn run<G: Deref<Target = Core>, T, E>(
 }
 
 /// Runs an operation, again with each answer that it lacks. Calls `wait` if the operation must wait
-/// for more than the base. `lower` is the base that gave the answers, if there are any.
+/// for something other than an answer of the base. `lower` is the base that gave the answers, if
+/// there are any.
 fn repeat<G: Deref<Target = Core>, T, E>(
     lock: impl Fn() -> G,
     mut core: G,

@@ -47,8 +47,8 @@ impl Fs {
 
     /// Replaces the journal of the upper layer by the edits that lead from `below`, the tree of the
     /// layer below, to the present tree. Programs write meanwhile. Changes wait for the last step
-    /// only, which is a rename; a sync waits for one more sync. Does nothing if a checkpoint or a
-    /// switch sealed the layer of `from` meanwhile: then compaction shortens its journal.
+    /// only, which is a rename; a sync waits for one more sync. If a checkpoint or a switch has
+    /// sealed that layer meanwhile, its journal stays as it is: compaction shortens sealed ones.
     ///
     /// # Errors
     /// Those of the store; then the journal is unchanged.

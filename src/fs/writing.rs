@@ -1,8 +1,9 @@
 //! The **lock of changes**. A change holds it from its beginning to its end, so a head makes one
 //! change at a time. It takes the core lock after it.
 //!
-//! A change releases the core lock while it writes to a file of the store. So a slow disk delays no
-//! request that only reads, because that takes the core lock alone. [`Writing::keeping_core`],
+//! A change releases the core lock while it writes to a file of the store, or allocates or punches
+//! blocks there. So a slow disk delays no request that only reads, because that takes the core lock
+//! alone. [`Writing::keeping_core`],
 //! [`Core::append_at_once`] and each use of [`allow_waits`] are exceptions.
 //!
 //! Always true:
@@ -173,7 +174,7 @@ pub(in crate::fs) mod hook {
         static HOOK: RefCell<Option<Hook>> = const { RefCell::new(None) };
     }
 
-    /// Calls `each` before and after each write to a file of the store, until [`clear`].
+    /// Calls `each` before and after each write, allocation or punch in the store, until [`clear`].
     pub(in crate::fs) fn set(each: impl FnMut() + Send + 'static) {
         HOOK.set(Some(Box::new(each)));
     }

@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn the_journal_of_a_layer_that_was_sealed_meanwhile_is_left_to_compaction() {
+    fn a_rewrite_that_comes_after_a_seal_leaves_the_journal_of_the_new_upper_layer() {
         let dir = tempfile::tempdir().unwrap();
         let first = timeline(dir.path());
         let file = make(&first, "file");

@@ -14,8 +14,8 @@
 //!   cached attributes stay. For a file that a switch gives back to the base, they are those of the
 //!   record or those that an apply left.
 //! * A name that a switch gave to another node cannot be renamed until its dentry is invalidated.
-//! * While a directory is copied up, the kernel does not hear of it at another path of the base. At
-//!   the next lookup of its path in the tree, the kernel would move that dentry.
+//! * While a directory is copied up, it is not advertised to the kernel at another path of the
+//!   base. Otherwise the kernel's next lookup of its path in the tree would move the dentry there.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
@@ -169,12 +169,13 @@ impl Coherence {
         self.aliases.remove(&ino);
     }
 
-    /// Directories get a record that is not in the tree yet.
+    /// Notes directories that are being copied up, with their paths in the base. Until
+    /// [`Coherence::end_copy_up`], no lookup may find one at another path of the base.
     pub(in crate::fs) fn begin_copy_up(&mut self, dirs: Vec<(Ino, TreePath)>) {
         self.copied_up = dirs;
     }
 
-    /// The copy-up has ended.
+    /// Ends the copy-up, if one is under way.
     pub(in crate::fs) fn end_copy_up(&mut self) {
         self.copied_up.clear();
     }

@@ -21,7 +21,7 @@ use crate::types::{Epoch, Ino, NodeId};
 /// A node that the kernel has forgotten.
 pub(in crate::fs) struct ForgottenNode {
     pub(in crate::fs) node: Held,
-    /// The space that its removal leaves.
+    /// The space to free, now that the node is forgotten.
     pub(in crate::fs) leftover: Option<Leftover>,
 }
 
@@ -77,7 +77,7 @@ impl HeldNodes {
         change: impl FnOnce(&mut Meta),
     ) -> FsResult<()> {
         change(&mut Arc::make_mut(&mut node).meta);
-        self.orphans.insert(Ino(id.0), (node, extents), epoch)?;
+        self.orphans.insert_removed(Ino(id.0), (node, extents), epoch)?;
         self.make_orphan_without_record(id);
         Ok(())
     }
@@ -102,8 +102,7 @@ impl HeldNodes {
         Ok(id)
     }
 
-    /// Makes a file without a name live, because the tree has it now. Returns the space that it
-    /// leaves.
+    /// Makes a file without a name live, because the tree has it now. Returns the space to free.
     pub(in crate::fs) fn unnamed_was_linked(&mut self, id: NodeId) -> Option<Leftover> {
         let leftover = self.orphans.remove(Ino(id.0));
         self.nodes.revive(id);

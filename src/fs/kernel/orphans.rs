@@ -14,6 +14,7 @@ use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
+use std::time::Instant;
 
 use crate::error::{Error, FsError, FsResult, Result};
 use crate::fs::Extents;
@@ -24,7 +25,8 @@ use crate::store::content::pool::{PoolWriter, Unused};
 use crate::tree::{Edit, Misfit, Node, Source, Tree};
 use crate::types::{ByteRange, Epoch, Ino};
 
-/// Space of the scratch file that nothing needs any more. To free it can take the disk a while.
+/// Space of the scratch file that nothing needs any more. To free it can be slow, so the caller
+/// does that without the core lock.
 #[must_use]
 pub(in crate::fs) struct Leftover {
     unused: Vec<Unused>,
@@ -36,7 +38,7 @@ impl Leftover {
     /// Frees the space. The caller holds no core lock.
     pub(in crate::fs) fn free(self) {
         if let Err(error) = self.unused.iter().try_for_each(Unused::punch) {
-            log::warn!("space of a removed file is not freed before its last close: {error}");
+            log::warn!("a scratch file keeps its space until no orphan is left: {error}");
         }
     }
 }
@@ -48,12 +50,13 @@ pub(in crate::fs) struct Orphans {
     epochs: HashMap<Ino, Epoch>,
     unnamed: HashSet<Ino>,
     scratch: Option<PoolWriter>,
+    last_removal: Option<Instant>,
 }
 
 impl Orphans {
     pub(super) fn new() -> Orphans {
         let (epochs, unnamed) = (HashMap::new(), HashSet::new());
-        Orphans { tree: Tree::new(), epochs, unnamed, scratch: None }
+        Orphans { tree: Tree::new(), epochs, unnamed, scratch: None, last_removal: None }
     }
 
     /// The records and extents.
@@ -73,8 +76,24 @@ impl Orphans {
         self.epochs.iter().filter(|(key, _)| in_base(key)).map(|(_, epoch)| *epoch).min()
     }
 
-    /// Stores the record of a new orphan, and where its bytes were in a state of `epoch`.
-    pub(super) fn insert(
+    /// When a node last became an orphan; none if the kernel holds no orphan.
+    pub(in crate::fs) fn last_removal(&self) -> Option<Instant> {
+        self.last_removal.filter(|_| !self.epochs.is_empty())
+    }
+
+    /// Stores the record of a node that was removed, and where its bytes were in a state of
+    /// `epoch`.
+    pub(super) fn insert_removed(
+        &mut self,
+        key: Ino,
+        content: (Arc<Node>, Extents),
+        epoch: Epoch,
+    ) -> FsResult<()> {
+        self.last_removal = Some(Instant::now());
+        self.insert(key, content, epoch)
+    }
+
+    fn insert(
         &mut self,
         key: Ino,
         (node, extents): (Arc<Node>, Extents),
@@ -97,8 +116,8 @@ impl Orphans {
         self.unnamed.contains(&key)
     }
 
-    /// Changes an orphan. Returns the space that nothing needs then. A read of it that is under way
-    /// gets zeros.
+    /// Changes an orphan. Returns the space that the change made unused. Once the caller frees it,
+    /// a read of these bytes that is still under way gets zeros.
     pub(in crate::fs) fn apply(&mut self, key: Ino, edits: &[Edit]) -> FsResult<Option<Leftover>> {
         let size = self.tree.size(key);
         let may_free = |edit: &Edit| match edit {
@@ -115,8 +134,9 @@ impl Orphans {
         Ok(self.leftover(&self.live_scratch(key).unused(SCRATCH, &before.of(SCRATCH))))
     }
 
-    /// Removes an orphan that the kernel no longer holds. Returns the space that its holders wrote:
-    /// none for most orphans. No read of these bytes is under way, because a reader holds the node.
+    /// Removes an orphan that the kernel has forgotten, or that got a name. Returns the space of
+    /// the scratch file to free: for the last orphan all of it. No read of these bytes is under
+    /// way, because a reader holds the node.
     pub(super) fn remove(&mut self, key: Ino) -> Option<Leftover> {
         self.epochs.remove(&key);
         self.unnamed.remove(&key);

@@ -128,7 +128,7 @@ impl Answers {
         self.must_wait || !self.missing.is_empty()
     }
 
-    /// Whether the operation has something else to wait for than the base.
+    /// Whether the operation must wait for something other than an answer of the base.
     pub(in crate::fs) fn must_wait(&self) -> bool {
         self.must_wait
     }

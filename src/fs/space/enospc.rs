@@ -6,22 +6,21 @@
 //! can be punched, after the records that dropped it are synced and the reads under way have ended.
 //! An operation that itself frees space may also use the store's reserve.
 //!
-//! The kernel sends the FORGET of a removed file after unlink(2), and a later request can overtake
-//! it. So an operation that finds no space waits a moment for such a file.
+//! The kernel sends the FORGET of a removed file only after unlink(2) has ended, so a later request
+//! can come before it. So an operation that finds no space soon after a removal waits for the
+//! FORGET. It also runs again if another thread has freed space meanwhile.
 //!
 //! If all that is not enough, the operation drops edits of the edit history. Writes to bytes that
 //! only a dropped edit had pinned then go in place, which takes no space.
 
 use std::cell::Cell;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 
 use crate::error::{FsError, FsResult};
 use crate::fs::Fs;
-use crate::fs::merged::state::SCRATCH;
 use crate::store::content::live_ranges::LiveRanges;
-use crate::tree::Source;
 use crate::types::ByteRange;
 
 /// Why an operation needs space.
@@ -48,11 +47,15 @@ enum Reclaimed {
 
 /// How many times the log of the edit history is synced to unpin bytes.
 const MOST_SYNCS: usize = 4;
-/// How long an operation waits for the FORGET of removed files. The thread that then reads it takes
-/// over from this one after one to two milliseconds.
+/// How long after a removal an operation still waits for the FORGET. Another serving thread begins
+/// to read requests one to two milliseconds after this one begins to wait, and so gets the FORGET.
 const FORGET_LIMIT: Duration = Duration::from_millis(50);
 /// How many times space is made for one operation.
 pub const MOST_TRIES: usize = 8;
+/// In this many of the first tries, it is enough that another thread has freed space. Later ones
+/// ignore that. Otherwise threads that free and take space in turn could keep the operation from
+/// dropping edits and from using the reserve.
+const MOST_TRIES_FOR_OTHERS: usize = 4;
 
 /// Whether an operation failed for want of space.
 fn is_full(error: &FsError) -> bool {
@@ -65,8 +68,9 @@ fn is_full(error: &FsError) -> bool {
 }
 
 impl Fs {
-    /// Runs an operation. If it fails for want of space, makes space and runs it again. A failed
-    /// operation must have changed nothing.
+    /// Runs an operation. If it fails for want of space, makes space and runs it again. If it fails
+    /// at a limit of the head soon after a removal, waits for the FORGET and runs it again. A
+    /// failed operation must have changed nothing.
     pub(in crate::fs) fn with_room<T>(
         &self,
         need: Need,
@@ -85,12 +89,20 @@ impl Fs {
         need: &Cell<Need>,
         operation: impl Fn() -> FsResult<T>,
     ) -> FsResult<T> {
+        let mut frees = self.reclaim.frees();
         let mut result = operation();
         // The first reclaimed space may be too little.
-        for _ in 0..MOST_TRIES {
-            if !result.as_ref().is_err_and(is_full) || !self.make_room(need.get()) {
+        for tries in 0..MOST_TRIES {
+            let since = (tries < MOST_TRIES_FOR_OTHERS).then_some(frees);
+            let has_room = match &result {
+                Err(error) if is_full(error) => self.make_room_since(need.get(), since),
+                Err(FsError::LimitReached) => self.was_freed(since),
+                _ => false,
+            };
+            if !has_room {
                 break;
             }
+            frees = self.reclaim.frees();
             result = operation();
             self.store.keep_reserve();
         }
@@ -100,12 +112,18 @@ impl Fs {
     /// Makes space on a full disk. Returns whether there may be some now. The caller makes the
     /// store keep its reserve again after the operation.
     pub fn make_room(&self, need: Need) -> bool {
-        let mut made = self.try_to_make_room();
+        self.make_room_since(need, None)
+    }
+
+    /// As [`Fs::make_room`], but also returns true if another thread has freed space after
+    /// [`Reclaim::frees`](super::reclaim::Reclaim::frees) returned `since`.
+    fn make_room_since(&self, need: Need, since: Option<u64>) -> bool {
+        let mut made = self.try_to_make_room(since);
         // The edit history goes before an operation fails, half of it first. But only if there is
         // certainly nothing else, and as long as that frees space.
         while made == Reclaimed::Nothing && self.drop_edits_for_space() {
             self.reclaim.note_garbage();
-            made = self.try_to_make_room();
+            made = self.try_to_make_room(None);
         }
         made == Reclaimed::Space
             || match need {
@@ -124,35 +142,30 @@ impl Fs {
             let space = self.statfs()?;
             Ok(bytes <= space.available.saturating_mul(u64::from(space.block_size)))
         };
-        match is_free()? || self.try_to_make_room() == Reclaimed::Space && is_free()? {
-            true => Ok(()),
-            false => Err(FsError::NoSpace),
+        for _ in 0..MOST_TRIES_FOR_OTHERS {
+            let since = self.reclaim.frees();
+            if is_free()? {
+                return Ok(());
+            }
+            if self.try_to_make_room(Some(since)) != Reclaimed::Space {
+                return Err(FsError::NoSpace);
+            }
         }
+        if is_free()? { Ok(()) } else { Err(FsError::NoSpace) }
     }
 
-    fn try_to_make_room(&self) -> Reclaimed {
+    fn try_to_make_room(&self, since: Option<u64>) -> Reclaimed {
         let made = self.reclaim_all();
-        if made != Reclaimed::Nothing || !self.wait_for_removed_files() {
-            return made;
-        }
-        // Their scratch space is free already, whatever this finds.
-        let _bytes = self.reclaim_unused();
-        Reclaimed::Space
+        if made != Reclaimed::Space && self.was_freed(since) { Reclaimed::Space } else { made }
     }
 
-    /// Waits a moment until a removed file is freed, if there is one. Returns whether there was
-    /// garbage.
-    fn wait_for_removed_files(&self) -> bool {
-        let may_come = {
-            let core = self.core();
-            let (orphans, upper) = (core.held.orphans().tree(), core.upper.layer());
-            let is_freed_then = |source| match source {
-                Source::Pool { layer, .. } => layer == upper || layer == SCRATCH,
-                _ => false,
-            };
-            orphans.all_extents().any(|(_, extent)| is_freed_then(extent.source))
-        };
-        self.reclaim.wait_for_garbage(may_come, FORGET_LIMIT)
+    /// Whether space was freed after [`Reclaim::frees`](super::reclaim::Reclaim::frees) returned
+    /// `since`. Soon after a removal, waits for that. Without `since`, returns false at once.
+    fn was_freed(&self, since: Option<u64>) -> bool {
+        let Some(since) = since else { return false };
+        let removed = self.core().held.orphans().last_removal();
+        let end = removed.map_or_else(Instant::now, |removed| removed + FORGET_LIMIT);
+        self.reclaim.wait_for_free(since, end)
     }
 
     /// Reclaims the space of the upper layer, or else that of the sealed ones.
@@ -162,7 +175,10 @@ impl Fs {
             return Reclaimed::Space;
         }
         match self.reclaim.ask_reclaimer() {
-            Some(bytes) if bytes > 0 => Reclaimed::Space,
+            Some(bytes) if bytes > 0 => {
+                self.reclaim.note_freed();
+                Reclaimed::Space
+            }
             Some(_) if own.is_some() => Reclaimed::Nothing,
             _ => Reclaimed::NotNow,
         }
@@ -180,6 +196,9 @@ impl Fs {
         if punched.is_none() {
             // The next call tries again.
             self.reclaim.note_garbage();
+        }
+        if punched.is_some_and(|bytes| bytes > 0) {
+            self.reclaim.note_freed();
         }
         punched
     }

@@ -68,6 +68,11 @@ impl Quota {
         self.measured = None;
     }
 
+    /// When the store was last measured; none if it is to be measured.
+    pub(in crate::fs) fn measured(&self) -> Option<Instant> {
+        self.measured
+    }
+
     /// Adds bytes that were written.
     pub(in crate::fs) fn add(&mut self, bytes: u64) {
         self.used = self.used.saturating_add(bytes);

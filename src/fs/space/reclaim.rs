@@ -4,6 +4,7 @@
 //! space is freed only under the exclusive guard. All heads of a store share one lock for that.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex, RwLockReadGuard, RwLockWriteGuard};
@@ -17,70 +18,107 @@ const SOON: Duration = Duration::from_millis(300);
 /// now. The caller holds no lock.
 pub type Reclaimer = dyn Fn() -> Option<u64> + Send + Sync;
 
+/// How long an operation without space waits while a removed file is being freed.
+const FREE_LIMIT: Duration = Duration::from_secs(2);
+/// How many threads wait at most. If there are more serving threads, one is left to read the
+/// FORGET.
+const MOST_WAITING: usize = 4;
+
 /// Whether there is something to free, and who frees it.
 pub(in crate::fs) struct Reclaim {
-    garbage: Mutex<Garbage>,
-    noted: Condvar,
+    /// Whether content was removed or replaced since space was last freed. Only then is it worth a
+    /// search, which costs a sync and as much time as the tree is large.
+    has_garbage: AtomicBool,
+    frees: Mutex<Frees>,
+    freed: Condvar,
     reclaimer: Mutex<Option<Arc<Reclaimer>>>,
 }
 
-/// Notes of content that may have become unused.
-struct Garbage {
-    /// Whether content was removed or replaced since space was last freed. Only then is it worth a
-    /// search, which costs a sync and as much time as the tree is large.
-    is_noted: bool,
-    /// How many removed files are being freed.
-    frees: usize,
+/// Counts the events after which an operation without space is worth another try.
+#[derive(Default)]
+struct Frees {
+    /// How often space was freed, or the kernel forgot a removed node.
+    done: u64,
+    /// How many forgotten nodes are being freed.
+    under_way: usize,
+    /// How many threads wait for such an event.
+    waiting: usize,
 }
 
-/// A removed file is being freed. Dropping it notes that there is garbage.
+/// A removed node is being freed, which the kernel has forgotten. Its drop counts the free, and
+/// notes that there is garbage.
 #[must_use]
 pub(in crate::fs) struct Free<'a>(&'a Reclaim);
 
 impl Drop for Free<'_> {
     fn drop(&mut self) {
-        let mut garbage = self.0.garbage.lock();
-        garbage.frees -= 1;
-        garbage.is_noted = true;
-        self.0.noted.notify_all();
+        self.0.note_garbage();
+        self.0.frees.lock().under_way -= 1;
+        self.0.note_freed();
     }
 }
 
 impl Reclaim {
     pub(in crate::fs) fn new() -> Reclaim {
-        let garbage = Mutex::new(Garbage { is_noted: true, frees: 0 });
-        Reclaim { garbage, noted: Condvar::new(), reclaimer: Mutex::default() }
+        Reclaim {
+            has_garbage: AtomicBool::new(true),
+            frees: Mutex::default(),
+            freed: Condvar::new(),
+            reclaimer: Mutex::default(),
+        }
     }
 
     /// Notes that content may have become unused.
     pub(in crate::fs) fn note_garbage(&self) {
-        self.garbage.lock().is_noted = true;
-        self.noted.notify_all();
-    }
-
-    /// Notes that a removed file is being freed, until the caller drops the result.
-    pub(in crate::fs) fn begin_free(&self) -> Free<'_> {
-        self.garbage.lock().frees += 1;
-        Free(self)
+        self.has_garbage.store(true, Ordering::Relaxed);
     }
 
     /// Whether content may have become unused since the last call.
     pub(super) fn take_garbage_note(&self) -> bool {
-        std::mem::take(&mut self.garbage.lock().is_noted)
+        self.has_garbage.swap(false, Ordering::Relaxed)
     }
 
-    /// Waits until content may have become unused, for at most `limit`. It does not wait if no
-    /// removed file is being freed and, as the caller says, none `may_come`. Returns whether
-    /// content may have become unused.
-    pub(super) fn wait_for_garbage(&self, may_come: bool, limit: Duration) -> bool {
-        let end = Instant::now() + limit;
-        let mut garbage = self.garbage.lock();
-        while !garbage.is_noted && (may_come || garbage.frees > 0) {
-            if self.noted.wait_until(&mut garbage, end).timed_out() {
-                break;
+    /// Notes that a removed node is being freed, until the caller drops the result.
+    pub(in crate::fs) fn begin_free(&self) -> Free<'_> {
+        self.frees.lock().under_way += 1;
+        Free(self)
+    }
+
+    /// Notes that space was freed, or that a removed node became garbage.
+    pub(in crate::fs) fn note_freed(&self) {
+        self.frees.lock().done += 1;
+        self.freed.notify_all();
+    }
+
+    /// How many times [`Reclaim::note_freed`] was called so far.
+    pub(super) fn frees(&self) -> u64 {
+        self.frees.lock().done
+    }
+
+    /// Waits until space is freed, at most until `end`. While a removed node is being freed, waits
+    /// for [`FREE_LIMIT`] instead. Does not wait if [`MOST_WAITING`] threads do already. Returns
+    /// whether space was freed after [`Reclaim::frees`] returned `since`.
+    pub(super) fn wait_for_free(&self, since: u64, end: Instant) -> bool {
+        let free_end = Instant::now() + FREE_LIMIT;
+        let mut frees = self.frees.lock();
+        if frees.waiting < MOST_WAITING {
+            frees.waiting += 1;
+            while frees.done == since {
+                let end = if frees.under_way > 0 { free_end } else { end };
+                if Instant::now() >= end {
+                    break;
+                }
+                self.freed.wait_until(&mut frees, end);
             }
+            frees.waiting -= 1;
         }
-        garbage.is_noted
+        frees.done != since
+    }
+
+    /// Whether a thread waits for space.
+    #[cfg(test)]
+    pub(in crate::fs) fn has_waiting(&self) -> bool {
+        self.frees.lock().waiting > 0
     }
 
     /// Asks the reclaimer for space; 0 bytes if there is none.
@@ -131,17 +169,36 @@ impl Fs {
 mod tests {
     use super::*;
 
+    const LONG: Duration = Duration::from_secs(60);
+
     #[test]
     fn a_thread_waits_until_a_removed_file_is_freed() {
         let reclaim = Reclaim::new();
-        let wait = |limit| reclaim.wait_for_garbage(false, limit);
-        assert!(reclaim.take_garbage_note());
-        assert!(!wait(Duration::from_secs(60)), "nothing is being freed");
+        let since = reclaim.frees();
+        assert!(!reclaim.wait_for_free(since, Instant::now()), "nothing is being freed");
         let free = reclaim.begin_free();
-        assert!(!wait(Duration::ZERO), "it is not freed yet");
+        assert!(reclaim.take_garbage_note());
         std::thread::scope(|scope| {
-            scope.spawn(move || drop(free));
-            assert!(wait(Duration::from_secs(60)), "it is freed");
+            let waits = scope.spawn(|| reclaim.wait_for_free(since, Instant::now()));
+            drop(free);
+            assert!(waits.join().unwrap(), "it is freed");
+        });
+        assert!(reclaim.take_garbage_note(), "its content is garbage");
+        assert!(reclaim.wait_for_free(since, Instant::now() + LONG), "it was freed before");
+    }
+
+    #[test]
+    fn only_some_threads_wait() {
+        let reclaim = Reclaim::new();
+        let wait = || reclaim.wait_for_free(reclaim.frees(), Instant::now() + LONG);
+        std::thread::scope(|scope| {
+            let waits: Vec<_> = (0..MOST_WAITING).map(|_| scope.spawn(wait)).collect();
+            while reclaim.frees.lock().waiting < MOST_WAITING {
+                std::thread::yield_now();
+            }
+            assert!(!wait(), "it does not wait");
+            reclaim.note_freed();
+            assert!(waits.into_iter().all(|wait| wait.join().unwrap()));
         });
     }
 }

@@ -5,8 +5,8 @@
 //! however long the disk takes.
 //!
 //! Always true:
-//! * The table has all fresh addresses. `PoolWriter::reserved` and `PoolWriter::unused` leave them
-//!   out, so no thread punches them.
+//! * The table has all fresh addresses. `PoolWriter::reserved` lists them, and `PoolWriter::unused`
+//!   leaves them out, so no thread punches them.
 //! * A pool is sealed when no such write is under way, and none begins later. A sealed block never
 //!   changes, and one block can hold fresh addresses behind recorded ones.
 

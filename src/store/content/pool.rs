@@ -96,7 +96,7 @@ impl Unused {
     }
 }
 
-/// Addresses for which blocks of the disk are to be allocated.
+/// Addresses that are about to be taken, and whose blocks must be allocated on the disk first.
 pub struct Preallocation {
     file: Arc<File>,
     addresses: ByteRange,
@@ -111,7 +111,7 @@ impl Preallocation {
     /// Allocates the blocks (fallocate(2)).
     ///
     /// # Errors
-    /// As fallocate(2). A part may be allocated then.
+    /// As fallocate(2). Some blocks may be allocated even so; the caller punches them.
     pub fn allocate(&self) -> std::io::Result<()> {
         disk::allocate(&self.file, in_blocks(self.addresses))
     }
@@ -208,9 +208,9 @@ impl PoolWriter {
         self.fresh.add(&self.file, addresses, is_in_window.then_some(ino))
     }
 
-    /// Ends a write to fresh addresses that no record gets. Returns its blocks, without the first
-    /// one if other addresses share it. Also returns whether these are all: a later write of the
-    /// file can have gone on in the last block, which then stays.
+    /// Ends a write to fresh addresses to which no record will refer. Returns its blocks, for the
+    /// caller to punch: without the first one if other addresses share it, and without the last one
+    /// if a later write of the file may have gone on in it. The flag is false in the latter case.
     pub fn end_fresh(&mut self, write: FreshWrite) -> (Unused, bool) {
         let addresses = write.addresses();
         let goes_on = match write.window() {
@@ -240,16 +240,18 @@ impl PoolWriter {
         self.fresh.close();
     }
 
-    /// The addresses that [`PoolWriter::allocate`] would return, for blocks of the disk. The caller
-    /// can release the core lock to allocate these. Then it calls [`PoolWriter::end_preallocation`]
-    /// with the same range. Nothing else may allocate addresses in between.
+    /// Returns the addresses that [`PoolWriter::allocate`] would return, but does not take them.
+    /// The caller can release the core lock for [`Preallocation::allocate`]. After that, it calls
+    /// [`PoolWriter::end_preallocation`] with the same range. If that fails, the addresses stay
+    /// available. The caller holds the lock of changes, so no other change takes them meanwhile.
     pub fn begin_preallocation(&self, ino: Ino, range: ByteRange) -> Preallocation {
         let place = self.windows.get(&ino).and_then(|window| window.place_of(range));
         let addresses = ByteRange::at(place.unwrap_or(self.next), range.len());
         Preallocation { file: Arc::clone(&self.file), addresses }
     }
 
-    /// Allocates the addresses, which have blocks now. They read as zeros until they are written.
+    /// Takes the addresses of [`PoolWriter::begin_preallocation`], which have blocks now. They read
+    /// as zeros until they are written.
     pub fn end_preallocation(&mut self, ino: Ino, range: ByteRange, growing: bool) {
         let addresses = ByteRange::at(self.allocate(ino, range, growing), range.len());
         self.unsynced.note(addresses);
@@ -302,7 +304,8 @@ impl PoolWriter {
         self.windows.remove(&ino);
     }
 
-    /// The blocks of addresses that no reader needs any more, except blocks with fresh addresses.
+    /// The blocks of a range that no reader needs any more, except blocks with fresh addresses. A
+    /// block that the range only touches counts as a whole.
     pub fn unused(&self, range: ByteRange) -> Unused {
         let mut fresh = RangeSet::default();
         self.fresh.addresses().into_iter().for_each(|range| fresh.add(in_blocks(range)));

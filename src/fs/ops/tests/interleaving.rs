@@ -1,5 +1,5 @@
-//! Runs requests of the kernel while a change has released the core lock: at each write to a file
-//! of the store, before it and after it.
+//! Runs requests of the kernel while a change has released the core lock: before and after each
+//! write, allocation or punch in the store.
 
 use std::fmt::Write as _;
 use std::sync::{Arc, Mutex};
@@ -187,8 +187,8 @@ fn a_node_that_the_kernel_forgets_while_it_is_removed_leaves_no_orphan() {
     }
 }
 
-/// The kernel must not hold the directory at both paths: at the next lookup of the old one it would
-/// move the dentry of the new one.
+/// The kernel must not hold the directory at both paths. Otherwise, at the next lookup of the old
+/// path, it would move the dentry of the new path there.
 #[test]
 fn a_directory_that_moves_in_the_base_while_it_is_copied_up_is_another_one_at_its_new_path() {
     let place = Place::new();

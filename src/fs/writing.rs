@@ -3,8 +3,8 @@
 //!
 //! A change releases the core lock while it writes to a file of the store, or allocates or punches
 //! blocks there. So a slow disk delays no request that only reads, because that takes the core lock
-//! alone. [`Writing::keeping_core`],
-//! [`Core::append_at_once`] and each use of [`allow_waits`] are exceptions.
+//! alone. [`Writing::keeping_core`], [`Core::append_at_once`] and each use of [`allow_waits`] are
+//! exceptions.
 //!
 //! Always true:
 //! * Only the holder of [`Writing`] appends to a log of the head, writes to its pool in place, or

@@ -4,7 +4,7 @@
 //! space is freed only under the exclusive guard. All heads of a store share one lock for that.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex, RwLockReadGuard, RwLockWriteGuard};
@@ -29,19 +29,20 @@ pub(in crate::fs) struct Reclaim {
     /// Whether content was removed or replaced since space was last freed. Only then is it worth a
     /// search, which costs a sync and as much time as the tree is large.
     has_garbage: AtomicBool,
+    /// How often space was freed, or the kernel forgot a removed node. After each such event, an
+    /// operation without space is worth another try. Changes only under the lock of `frees`.
+    freed: AtomicU64,
     frees: Mutex<Frees>,
-    freed: Condvar,
+    was_freed: Condvar,
     reclaimer: Mutex<Option<Arc<Reclaimer>>>,
 }
 
-/// Counts the events after which an operation without space is worth another try.
+/// The frees under way, and who waits for one.
 #[derive(Default)]
 struct Frees {
-    /// How often space was freed, or the kernel forgot a removed node.
-    done: u64,
     /// How many forgotten nodes are being freed.
     under_way: usize,
-    /// How many threads wait for such an event.
+    /// How many threads wait until space is freed.
     waiting: usize,
 }
 
@@ -53,8 +54,7 @@ pub(in crate::fs) struct Free<'a>(&'a Reclaim);
 impl Drop for Free<'_> {
     fn drop(&mut self) {
         self.0.note_garbage();
-        self.0.frees.lock().under_way -= 1;
-        self.0.note_freed();
+        self.0.count_free(1);
     }
 }
 
@@ -62,8 +62,9 @@ impl Reclaim {
     pub(in crate::fs) fn new() -> Reclaim {
         Reclaim {
             has_garbage: AtomicBool::new(true),
+            freed: AtomicU64::new(0),
             frees: Mutex::default(),
-            freed: Condvar::new(),
+            was_freed: Condvar::new(),
             reclaimer: Mutex::default(),
         }
     }
@@ -86,13 +87,22 @@ impl Reclaim {
 
     /// Notes that space was freed, or that a removed node became garbage.
     pub(in crate::fs) fn note_freed(&self) {
-        self.frees.lock().done += 1;
-        self.freed.notify_all();
+        self.count_free(0);
     }
 
-    /// How many times [`Reclaim::note_freed`] was called so far.
+    /// Counts a free, which ends this many of those under way. A thread sees both at once, so it
+    /// never finds a free that is neither under way nor done.
+    fn count_free(&self, ended: usize) {
+        let mut frees = self.frees.lock();
+        frees.under_way -= ended;
+        self.freed.fetch_add(1, Ordering::Release);
+        self.was_freed.notify_all();
+    }
+
+    /// How often space was freed or a removed node became garbage, so far. Takes no lock, because
+    /// each change asks.
     pub(super) fn frees(&self) -> u64 {
-        self.frees.lock().done
+        self.freed.load(Ordering::Acquire)
     }
 
     /// Waits until space is freed, at most until `end`. While a removed node is being freed, waits
@@ -103,16 +113,16 @@ impl Reclaim {
         let mut frees = self.frees.lock();
         if frees.waiting < MOST_WAITING {
             frees.waiting += 1;
-            while frees.done == since {
+            while self.frees() == since {
                 let end = if frees.under_way > 0 { free_end } else { end };
                 if Instant::now() >= end {
                     break;
                 }
-                self.freed.wait_until(&mut frees, end);
+                self.was_freed.wait_until(&mut frees, end);
             }
             frees.waiting -= 1;
         }
-        frees.done != since
+        self.frees() != since
     }
 
     /// Whether a thread waits for space.

@@ -241,8 +241,8 @@ impl PoolWriter {
     }
 
     /// Returns the addresses that [`PoolWriter::allocate`] would return, but does not take them.
-    /// The caller can release the core lock for [`Preallocation::allocate`]. After that, it calls
-    /// [`PoolWriter::end_preallocation`] with the same range. If that fails, the addresses stay
+    /// The caller can release the core lock for [`Preallocation::allocate`]. If that succeeds, it
+    /// calls [`PoolWriter::end_preallocation`] with the same range. If not, the addresses stay
     /// available. The caller holds the lock of changes, so no other change takes them meanwhile.
     pub fn begin_preallocation(&self, ino: Ino, range: ByteRange) -> Preallocation {
         let place = self.windows.get(&ino).and_then(|window| window.place_of(range));

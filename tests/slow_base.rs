@@ -7,8 +7,8 @@ mod common;
 use std::ffi::OsStr;
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::Path;
-use std::sync::Mutex;
 use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, UNIX_EPOCH};
 
 use common::Bench;
@@ -17,6 +17,8 @@ use fuser::{
     INodeNo, InitFlags, KernelConfig, LockOwner, OpenFlags, ReplyAttr, ReplyData, ReplyDirectory,
     ReplyEntry, ReplyXattr, Request,
 };
+use jailfs::internals::store::record::LayerKind;
+use jailfs::types::Epoch;
 
 const ROOT: INodeNo = INodeNo(1);
 const SLOW: INodeNo = INodeNo(2);
@@ -40,18 +42,20 @@ enum Late {
 /// Sends a reply.
 type Answer = Box<dyn FnOnce() + Send>;
 
-/// A filesystem with `fast`, `dir/slow` and `dir/link`. It answers the first request of one kind
+/// The kind of request whose next one is answered late, and who gets the answer.
+type NextLate = Arc<Mutex<Option<(Late, Sender<Answer>)>>>;
+
+/// A filesystem with `fast`, `dir/slow` and `dir/link`. It answers the next request of one kind
 /// when the test says so.
 struct Slow {
-    late: Late,
-    waiting: Mutex<Option<Sender<Answer>>>,
+    next: NextLate,
 }
 
 impl Slow {
     fn answer(&self, request: Late, answer: impl FnOnce() + Send + 'static) {
-        let waiting = if request == self.late { self.waiting.lock().unwrap().take() } else { None };
+        let waiting = self.next.lock().unwrap().take_if(|(late, _)| *late == request);
         match waiting {
-            Some(waiting) => waiting.send(Box::new(answer)).unwrap(),
+            Some((_, waiting)) => waiting.send(Box::new(answer)).unwrap(),
             None => answer(),
         }
     }
@@ -153,24 +157,36 @@ impl Filesystem for Slow {
     }
 }
 
-/// A slow base, a mount over it, and the reply that waits.
-fn over_slow_base(late: Late) -> (BackgroundSession, Bench, Receiver<Answer>) {
-    let (sender, waiting) = channel();
-    let slow = Slow { late, waiting: Mutex::new(Some(sender)) };
+/// A slow base, a mount over it, and the request that is answered late next.
+fn over_slow_base() -> (BackgroundSession, Bench, NextLate) {
+    let next = NextLate::default();
+    let slow = Slow { next: Arc::clone(&next) };
     let mut session = None;
     let bench = Bench::over(|base: &Path| {
         common::take_away_if_hanging(base);
         session = Some(fuser::spawn_mount(slow, base, &Config::default()).unwrap());
     });
-    (session.unwrap(), bench, waiting)
+    (session.unwrap(), bench, next)
+}
+
+/// Answers the next request of this kind late. Returns where its answer waits.
+fn answer_late(next: &NextLate, late: Late) -> Receiver<Answer> {
+    let (sender, waiting) = channel();
+    *next.lock().unwrap() = Some((late, sender));
+    waiting
+}
+
+fn late_answer(waiting: &Receiver<Answer>) -> Answer {
+    waiting.recv_timeout(Duration::from_secs(30)).unwrap()
 }
 
 /// Runs an operation whose request to the base is answered late, and meanwhile everything else.
 fn delays_nothing_else(late: Late, operation: impl FnOnce(&Bench) + Send) {
-    let (_session, bench, waiting) = over_slow_base(late);
+    let (_session, bench, next) = over_slow_base();
+    let waiting = answer_late(&next, late);
     std::thread::scope(|scope| {
         let operation = scope.spawn(|| operation(&bench));
-        let answer = waiting.recv_timeout(Duration::from_secs(30)).unwrap();
+        let answer = late_answer(&waiting);
         // In another directory, because the kernel locks that of a lookup against changes.
         for round in 0..50 {
             let path = bench.at(&format!("new{round}"));
@@ -247,5 +263,27 @@ fn a_removal_that_the_base_answers_late_delays_no_other_request() {
         std::fs::remove_file(bench.at("dir/slow")).unwrap();
         assert!(std::fs::metadata(bench.at("dir/slow")).is_err());
         assert_eq!(held.metadata().unwrap().len(), 7);
+    });
+}
+
+#[test]
+fn a_restore_that_the_base_answers_late_delays_no_reader() {
+    let (_session, bench, next) = over_slow_base();
+    let fs = &bench.fs;
+    let state = fs.state();
+    std::fs::set_permissions(bench.at("dir/slow"), PermissionsExt::from_mode(0o600)).unwrap();
+    let layer = fs.store().create_layer(None, "main", Epoch(0), LayerKind::Branches).unwrap();
+    let waiting = answer_late(&next, Late::Lookup(SLOW));
+    std::thread::scope(|scope| {
+        let restore = scope.spawn(|| fs.switch(state, layer).map(|done| done.invalidations));
+        let answer = late_answer(&waiting);
+        for _ in 0..50 {
+            assert_eq!(std::fs::read(bench.at("fast")).unwrap(), CONTENT);
+            assert!(std::fs::metadata(bench.at("absent")).is_err());
+            assert_eq!(std::fs::read_dir(bench.at(".")).unwrap().count(), 2);
+        }
+        assert!(!restore.is_finished());
+        answer();
+        assert!(!restore.join().unwrap().unwrap().attrs.is_empty());
     });
 }

@@ -11,8 +11,9 @@
 //!   changes its tree.
 //! * While the core lock is released, other threads can change the quota and what the kernel holds:
 //!   it looks nodes up, forgets them, and follows links. So a change looks at these after its
-//!   record is written. A move of a directory keeps the core lock. While a directory is copied up,
-//!   a lookup that finds it at another path of the base waits for the change.
+//!   record is written. A move of a directory keeps the core lock. A switch to another state looks
+//!   again before it is carried out. While a directory is copied up, a lookup that finds it at
+//!   another path of the base waits for the change.
 //! * The log of the edit history gets the records of a change before any of its bytes are in place.
 
 use std::ops::{Deref, DerefMut};
@@ -144,7 +145,7 @@ impl Writing<'_> {
 
 impl Core {
     /// Appends a record to the journal of the upper layer at once, and counts its bytes: for a
-    /// change that keeps the core lock.
+    /// switch, which must not release the core lock after its last look at the held nodes.
     ///
     /// # Errors
     /// Those of the store; then nothing has changed.

@@ -3,6 +3,7 @@
 
 mod interleaving;
 mod late_forgets;
+mod switches;
 
 use std::cell::Cell;
 use std::os::unix::ffi::OsStrExt;

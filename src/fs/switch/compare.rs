@@ -36,7 +36,7 @@ pub(super) struct Comparison<'a> {
     /// Whether the kernel keeps its own times of files.
     writeback: bool,
     /// The files whose extents differ in the two trees.
-    contents: &'a BTreeSet<Ino>,
+    contents: BTreeSet<Ino>,
     known_before: Known,
     known_after: Known,
     kept_dirs: HashMap<Ino, bool>,
@@ -45,12 +45,10 @@ pub(super) struct Comparison<'a> {
 }
 
 impl<'a> Comparison<'a> {
-    /// A comparison that knows the base paths `base_after` of nodes in the state after.
     pub(super) fn new(
         (before, after): (&'a State, &'a State),
-        contents: &'a BTreeSet<Ino>,
+        contents: BTreeSet<Ino>,
         (same_content, writeback): (bool, bool),
-        base_after: HashMap<Ino, TreePath>,
     ) -> Comparison<'a> {
         Comparison {
             before,
@@ -59,10 +57,15 @@ impl<'a> Comparison<'a> {
             writeback,
             contents,
             known_before: Known::default(),
-            known_after: Known { base: base_after, touched: HashMap::new() },
+            known_after: Known::default(),
             kept_dirs: HashMap::new(),
             merged_after: HashMap::new(),
         }
+    }
+
+    /// Adds base paths of nodes in the state after.
+    pub(super) fn add_base_after(&mut self, known: impl Iterator<Item = (Ino, TreePath)>) {
+        self.known_after.base.extend(known);
     }
 
     /// The names in shown directories that applies between the two states changed in the base.

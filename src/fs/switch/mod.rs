@@ -8,11 +8,13 @@
 //! * A directory keeps its id only if it has the same name in the same kept directory in both
 //!   states. So no live dentry of the kernel ever moves, and a process that stands in a directory
 //!   that moved or vanished gets ENOENT.
-//! * A switch happens under the lock of changes and the core lock. The kernel's caches are
-//!   invalidated after it, without a lock, because the kernel waits for requests that need one.
+//! * A switch happens under the lock of changes. It compares the states without the core lock, and
+//!   takes it to install the new one. The kernel's caches are invalidated after it, without a lock,
+//!   because the kernel waits for requests that need one.
 
 pub(in crate::fs) mod compare;
 pub(in crate::fs) mod install;
+mod plan;
 pub(in crate::fs) mod rebase;
 pub(in crate::fs) mod seal;
 
@@ -61,7 +63,7 @@ impl Fs {
         let mut core = self.writing();
         let before = core.state.clone();
         let (invalidations, layer) =
-            core.install(state, false, |core| Ok(core.upper.replace(upper)))?;
+            core.install(&state, false, |core| Ok(core.upper.replace(upper)))?;
         Ok(Switched { invalidations, layer, state: before })
     }
 

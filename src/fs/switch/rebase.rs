@@ -6,7 +6,6 @@ use crate::fs::switch::seal::Replaced;
 use crate::fs::{Fs, Invalidations, State};
 use crate::store::layer::Upper;
 use crate::store::record::{Record, Seal};
-use crate::sys::lock::allow_waits;
 use crate::tree::Tree;
 use crate::types::LayerId;
 
@@ -14,8 +13,8 @@ use crate::types::LayerId;
 pub enum Rebasing {
     /// The head is over the new base.
     Rebased(Rebased),
-    /// Programs changed more than may be carried over under the core lock. The layer for the rebase
-    /// is returned unused.
+    /// Programs changed more than may be carried over under the lock of changes. The layer for the
+    /// rebase is returned unused.
     Moved(Upper),
 }
 
@@ -31,7 +30,7 @@ pub struct Rebased {
 
 impl Fs {
     /// Installs the same tree over another base. `rebase` converts the present state, or returns
-    /// none if that would take too long, because no request is served meanwhile. Every file has the
+    /// none if that would take too long, because no change is served meanwhile. Every file has the
     /// same content in the result, wherever that is stored.
     ///
     /// If anything was written to the present upper layer, `next` begins with one record of all
@@ -49,17 +48,17 @@ impl Fs {
         let mut gate = self.sync_gate.lock();
         self.finish_pending(&mut gate)?;
         let mut core = self.writing();
-        let _allowed = allow_waits();
-        let Some(state) = rebase(&core.state)? else { return Ok(Rebasing::Moved(next)) };
         let from = core.state.clone();
+        let Some(state) = core.released(|| rebase(&from))? else {
+            return Ok(Rebasing::Moved(next));
+        };
         let is_changed = core.upper.is_changed();
-        let edits = is_changed.then(|| Record::Edits(Tree::new().edits_to(&state.tree).collect()));
-        let (invalidations, layer) = core.install(state, true, |core| {
-            if let Some(edits) = &edits {
-                next.record(edits)?;
-            }
-            Ok(core.upper.replace(next))
-        })?;
+        if is_changed {
+            let edits = Tree::new().edits_to(&state.tree).collect();
+            core.released(|| next.record(&Record::Edits(edits)))?;
+        }
+        let (invalidations, layer) =
+            core.install(&state, true, |core| Ok(core.upper.replace(next)))?;
         let mark = core.edits.as_ref().map(EditHistory::log_mark);
         drop(core);
         let sealed = is_changed.then(|| {

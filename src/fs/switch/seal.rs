@@ -9,11 +9,11 @@
 use crate::error::{FsResult, Result};
 use crate::fs::edits::{EditHistory, LogMark};
 use crate::fs::sync::SyncGate;
+use crate::fs::writing::Writing;
 use crate::fs::{Core, Fs, Invalidations, State};
 use crate::store::layer::Upper;
 use crate::store::record::{Record, Seal};
 use crate::sys::clock;
-use crate::sys::lock::allow_waits;
 use crate::tree::Edit;
 use crate::types::LayerId;
 
@@ -78,14 +78,14 @@ impl Fs {
         make: impl FnOnce(&State) -> FsResult<(Vec<Edit>, State)>,
     ) -> Result<Changed> {
         let (layer, from, to, sealed) = self.seal_and(next, (seal, None), |core| {
-            let _allowed = allow_waits();
-            let (edits, after) = make(&core.state)?;
+            let state = core.state.clone();
+            let (edits, after) = core.released(|| make(&state))?;
             if edits.is_empty() {
                 return Ok((after, Invalidations::default()));
             }
             let record = Record::Edits(edits);
-            let (invalidations, ()) =
-                core.install(after.clone(), false, |core| Ok(core.upper.record(&record)?))?;
+            let append = |core: &mut Core| core.append_at_once(&record);
+            let (invalidations, ()) = core.install(&after, false, append)?;
             Ok((after, invalidations))
         })?;
         Ok(Changed { layer, from, to, sealed })
@@ -95,7 +95,7 @@ impl Fs {
         &self,
         next: Upper,
         (seal, report): (Seal, Option<Report<'_>>),
-        then: impl FnOnce(&mut Core) -> T,
+        then: impl FnOnce(&mut Writing<'_>) -> T,
     ) -> Result<(LayerId, State, T, Result<()>)> {
         // The gate comes first: otherwise a sync could find nothing to do in `next`, and succeed
         // before the seal.

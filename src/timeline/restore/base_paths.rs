@@ -1,7 +1,7 @@
 //! Finds the base paths of given inodes.
 //!
 //! The base has no reverse index, so this scans it. A restore of paths scans before it takes the
-//! tree lock, so that other programs are not blocked. If it finds under the lock that it needs
+//! lock of changes, so that no program waits for the scan. If it finds under the lock that it needs
 //! more, it starts over with another scan.
 
 use std::cell::RefCell;

@@ -402,7 +402,9 @@ impl Core {
         let now = entry.and_then(|entry| entry.edit.content.as_ref()).filter(is_it);
         Some(Arc::clone(now.unwrap_or(content)))
     }
+}
 
+impl Writing<'_> {
     /// Commits tree edits that the kernel did not request, and returns what it must invalidate.
     /// `before` is called when the base has answered all questions.
     fn commit_in_place(
@@ -425,13 +427,11 @@ impl Core {
             before(core);
             core.append_at_once(&record)
         };
-        let (invalidations, ()) = self.install(after, false, record)?;
+        let (invalidations, ()) = self.install(&after, false, record)?;
         answers::note_committed();
         Ok(invalidations)
     }
-}
 
-impl Writing<'_> {
     /// Installs the wanted content at its path.
     fn install_content(&mut self, path: &TreePath, wanted: &Wanted) -> Result<Stepped, StepError> {
         let (found, live) = self.file_at(path)?;

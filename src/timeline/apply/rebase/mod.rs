@@ -28,8 +28,8 @@ use state::RebasedState;
 /// than that.
 const ROUNDS: u32 = 8;
 
-/// The number of nodes, contents and names to catch up with under the tree lock: about ten
-/// milliseconds of work.
+/// The number of nodes, contents and names to catch up with under the lock of changes: about
+/// ten milliseconds of work.
 const MOST_UNDER_LOCK: usize = 2000;
 
 /// The message in the seal of the layer with the writes that arrived since the applied state.

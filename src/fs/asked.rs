@@ -17,6 +17,8 @@ use crate::fs::merged::answers::{Answers, Question};
 use crate::fs::merged::lower::LOOKUPS;
 use crate::fs::merged::lower::{Lower, LowerNode};
 use crate::fs::writing::Writing;
+#[cfg(test)]
+use crate::fs::writing::hook;
 use crate::fs::{Core, Fs};
 use crate::sys::lock::RankedGuard;
 use crate::tree::Body;
@@ -302,6 +304,8 @@ fn repeat<G: Deref<Target = Core>, T, E>(
         lower = Some(Arc::clone(&core.lower));
         drop(core);
         answers.ask_missing();
+        #[cfg(test)]
+        hook::call();
         if answers.must_wait() {
             wait();
         }

@@ -14,7 +14,9 @@ impl Writing<'_> {
     /// Copies up a node that was found at a path of the base, and the directories above it.
     ///
     /// # Errors
-    /// As [`State::copy_up_edits`](crate::fs::State::copy_up_edits), and those of the store.
+    /// As [`State::copy_up_edits`](crate::fs::State::copy_up_edits) and
+    /// [`Core::check_not_seen_elsewhere`](crate::fs::Core::check_not_seen_elsewhere), and those of
+    /// the store.
     pub(super) fn copy_up_base(
         &mut self,
         ino: Ino,
@@ -22,7 +24,9 @@ impl Writing<'_> {
         node: &LowerNode,
     ) -> FsResult<Ino> {
         let edits = self.copy_up_edits(ino, path, node)?;
-        self.coherence.begin_copy_up(dirs(&edits));
+        let dirs = dirs(&edits);
+        self.check_not_seen_elsewhere(&dirs)?;
+        self.coherence.begin_copy_up(dirs);
         let committed = self.commit_copy_up(edits);
         self.coherence.end_copy_up();
         committed?;

@@ -163,8 +163,8 @@ impl Core {
     }
 }
 
-/// Lets a test run code in another thread whenever a change of this thread has released the core
-/// lock.
+/// Lets a test run code in another thread whenever an operation of this thread has released the
+/// core lock.
 #[cfg(test)]
 pub(in crate::fs) mod hook {
     use std::cell::RefCell;
@@ -175,7 +175,8 @@ pub(in crate::fs) mod hook {
         static HOOK: RefCell<Option<Hook>> = const { RefCell::new(None) };
     }
 
-    /// Calls `each` before and after each write, allocation or punch in the store, until [`clear`].
+    /// Calls `each` before and after each write, allocation or punch in the store, and after each
+    /// question to the base, until [`clear`].
     pub(in crate::fs) fn set(each: impl FnMut() + Send + 'static) {
         HOOK.set(Some(Box::new(each)));
     }
@@ -184,7 +185,7 @@ pub(in crate::fs) mod hook {
         HOOK.set(None);
     }
 
-    pub(super) fn call() {
+    pub(in crate::fs) fn call() {
         if let Some(mut hook) = HOOK.take() {
             std::thread::scope(|scope| scope.spawn(&mut hook).join().unwrap());
             HOOK.set(Some(hook));

@@ -293,6 +293,22 @@ impl Core {
         Ok(())
     }
 
+    /// Refuses directories of which the kernel sees one at another path of the base: it was moved
+    /// after the base was asked.
+    ///
+    /// # Errors
+    /// ESTALE, and the kernel walks the path again.
+    pub(in crate::fs) fn check_not_seen_elsewhere(&self, dirs: &[(Ino, TreePath)]) -> FsResult<()> {
+        let is_elsewhere = |(ino, path): &&(Ino, TreePath)| {
+            let seen = self.held.id_of(*ino).and_then(|id| self.held.base_path(id));
+            self.coherence.has_kernel && seen.is_some_and(|seen| seen != path)
+        };
+        match dirs.iter().find(is_elsewhere) {
+            Some((_, path)) => Err(self.replaced(path)?),
+            None => Ok(()),
+        }
+    }
+
     /// The directory that the kernel sees at a path of the base, if the base still has it there.
     fn dir_seen_at(&self, path: &TreePath) -> FsResult<Option<NodeId>> {
         let Some((ino, _)) = answers::known(self.lower.lookup(path))?.flatten() else {

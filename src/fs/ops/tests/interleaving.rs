@@ -191,32 +191,45 @@ fn a_node_that_the_kernel_forgets_while_it_is_removed_leaves_no_orphan() {
 /// path, it would move the dentry of the new path there.
 #[test]
 fn a_directory_that_moves_in_the_base_while_it_is_copied_up_is_another_one_at_its_new_path() {
-    let place = Place::new();
-    let (fs, dir, base) = (Arc::clone(&place.fs), place.dir, place._dir.path().join("base"));
-    let lookups = Arc::new(Mutex::new(Vec::new()));
-    let (asking, to) = (Arc::clone(&fs), Arc::clone(&lookups));
-    hook::set(move || {
-        drop(std::fs::rename(base.join("d"), base.join("e")));
-        let asking = Arc::clone(&asking);
-        let lookup = std::thread::spawn(move || asking.lookup(NodeId::ROOT, &name("e")));
-        // It ends soon, unless it waits for the change.
-        for _ in 0..100 {
-            if lookup.is_finished() {
-                break;
+    let [mut done, mut refused] = [0, 0];
+    for move_at in 0..8 {
+        let place = Place::new();
+        let (fs, base) = (Arc::clone(&place.fs), place._dir.path().join("base"));
+        let file = place.file("b");
+        let lookup = Arc::new(Mutex::new(None));
+        let (asking, to, mut calls) = (Arc::clone(&fs), Arc::clone(&lookup), 0);
+        hook::set(move || {
+            if calls == move_at {
+                std::fs::rename(base.join("d"), base.join("e")).unwrap();
+                let asking = Arc::clone(&asking);
+                let lookup = std::thread::spawn(move || asking.lookup(NodeId::ROOT, &name("e")));
+                // It ends soon, unless it waits for the change.
+                for _ in 0..100 {
+                    if lookup.is_finished() {
+                        break;
+                    }
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                *to.lock().unwrap() = Some(lookup);
             }
-            std::thread::sleep(Duration::from_millis(1));
+            calls += 1;
+        });
+        let set = SetAttr { mode: Some(0o600), ..SetAttr::default() };
+        let result = fs.setattr(file, set, false);
+        hook::clear();
+        let Some(lookup) = lookup.lock().unwrap().take() else { break };
+        let new = lookup.join().unwrap().unwrap().id;
+        let old = fs.lookup(NodeId::ROOT, &name("d"));
+        if result.is_ok() {
+            assert_eq!(old.as_ref().map(|old| old.id), Ok(place.dir), "moved at call {move_at}");
+            done += 1;
+        } else {
+            assert!(old.is_err(), "moved at call {move_at}: {old:?}");
+            refused += 1;
         }
-        to.lock().unwrap().push(lookup);
-    });
-    fs.setattr(dir, SetAttr { mode: Some(0o700), ..SetAttr::default() }, false).unwrap();
-    hook::clear();
-    let lookups = std::mem::take(&mut *lookups.lock().unwrap());
-    assert!(!lookups.is_empty());
-    for lookup in lookups {
-        assert_ne!(lookup.join().unwrap().unwrap().id, dir);
+        assert_ne!(new, place.dir);
     }
-    let old = fs.lookup(NodeId::ROOT, &name("d")).unwrap();
-    assert_eq!((old.id, old.attr.meta.mode & 0o777), (dir, 0o700));
+    assert!(done > 0 && refused > 1, "{done} done, {refused} refused");
 }
 
 /// `d/sub/link` leads up two levels, which stays inside until `d/sub` is moved to the root.

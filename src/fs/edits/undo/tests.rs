@@ -2,10 +2,13 @@
 
 use std::os::unix::ffi::OsStrExt;
 
+use parking_lot::Mutex;
+
 use super::*;
 use crate::base::Base;
 use crate::fs::Caller;
 use crate::fs::merged::lower::Lower;
+use crate::fs::writing::hook;
 use crate::jail::{Jail, Policy};
 use crate::store::record::LayerKind;
 use crate::store::{Store, StoreOptions};
@@ -14,7 +17,7 @@ use crate::types::{ByteRange, Epoch, NodeId};
 
 struct Place {
     _dir: tempfile::TempDir,
-    fs: Fs,
+    fs: Arc<Fs>,
     file: NodeId,
 }
 
@@ -44,7 +47,7 @@ impl Place {
         let me = Caller { uid: 0, gid: 0 };
         let name = Name::new(b"a").unwrap();
         let file = fs.mknod(NodeId::ROOT, &name, 0o100_644, 0, 0, me).unwrap().id;
-        Place { _dir: dir, fs, file }
+        Place { _dir: dir, fs: Arc::new(fs), file }
     }
 
     fn put(&self, text: &str) {
@@ -104,6 +107,38 @@ fn a_write_during_a_redo_is_kept() {
         .unwrap_or_else(|_| panic!("not redone"));
     assert_eq!(place.live(), "two");
     assert!(place.texts().contains(&"ONE".to_owned()), "{:?}", place.texts());
+}
+
+fn read(fs: &Fs, id: NodeId) -> Vec<u8> {
+    fs.read(id, 0, 100).unwrap().read(false).unwrap().unwrap()
+}
+
+#[test]
+fn a_file_that_is_looked_up_during_an_undo_stays_what_it_was_for_its_holders() {
+    let place = Place::new();
+    place.put("one");
+    place.put("two");
+    place.fs.forget(place.file, 1);
+    let (asking, found) = (Arc::clone(&place.fs), Arc::new(Mutex::new(Vec::new())));
+    let to = Arc::clone(&found);
+    let name = Name::new(b"a").unwrap();
+    hook::set(move || {
+        let id = asking.lookup(NodeId::ROOT, &name).unwrap().id;
+        to.lock().push((id, read(&asking, id)));
+    });
+    place.fs.step(&path(), Step::Undo(1)).unwrap_or_else(|_| panic!("not undone"));
+    hook::clear();
+    assert_eq!(place.live(), "one");
+    let found = found.lock();
+    let id = found.first().unwrap().0;
+    assert_eq!(read(&place.fs, id), b"two");
+    // The record of the undo itself is written after the exchange.
+    for (same, seen) in found.iter() {
+        assert_eq!(*same == id, seen == b"two", "{found:?}");
+    }
+    let now = place.fs.lookup(NodeId::ROOT, &Name::new(b"a").unwrap()).unwrap().id;
+    assert_ne!(now, id);
+    assert_eq!(read(&place.fs, now), b"one");
 }
 
 #[test]

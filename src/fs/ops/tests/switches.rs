@@ -6,8 +6,10 @@ use super::{CALLER, Place, name, read, seal};
 use crate::fs::switch::install::MOST_ROUNDS;
 use crate::fs::writing::hook;
 use crate::fs::{Fs, State, Switched};
-use crate::store::record::LayerKind;
-use crate::types::{Epoch, NodeId};
+use crate::store::record::{LayerKind, Seal};
+use crate::sys::clock::now;
+use crate::tree::Edit;
+use crate::types::{Epoch, NodeId, TreePath};
 
 /// A filesystem in which `d/b` of the base was overwritten, `d/made` was made and `d/c` was removed
 /// after a state was sealed. The kernel holds none of the three.
@@ -82,6 +84,34 @@ fn the_kernel_sees_the_state_before_a_restore_until_the_other_one_is_installed()
     assert_eq!(read(&fs, changed.place.file("b")), b"content");
     assert_eq!(read(&fs, changed.place.file("c")), b"content");
     assert!(fs.lookup(dir, &name("made")).is_err());
+}
+
+#[test]
+fn a_file_that_is_looked_up_during_a_merge_stays_what_it_was_for_its_holders() {
+    let changed = Changed::new();
+    let (fs, dir) = (Arc::clone(&changed.place.fs), changed.place.dir);
+    let next = fs.upper_layer();
+    let next = fs.store.create_layer(Some(next), "main", Epoch(0), LayerKind::Continues).unwrap();
+    let seal = Seal { name: None, message: String::new(), time: now(), automatic: true };
+    let (asking, found) = (Arc::clone(&fs), Arc::new(Mutex::new(None)));
+    let to = Arc::clone(&found);
+    hook::set(move || {
+        let id = asking.lookup(dir, &name("b")).unwrap().id;
+        assert_eq!(read(&asking, id), b"CONTENT");
+        *to.lock().unwrap() = Some(id);
+    });
+    let merged = fs.seal_and_change(next, seal, |now| {
+        let b = now.resolve(&TreePath::parse(b"d/b").unwrap())?.ino().unwrap();
+        let edits = vec![Edit::Resize { ino: b, size: 3 }];
+        let mut after = now.clone();
+        edits.iter().try_for_each(|edit| after.tree.apply(edit)).unwrap();
+        Ok((edits, after))
+    });
+    hook::clear();
+    assert!(merged.unwrap().to.is_ok());
+    let id = found.lock().unwrap().unwrap();
+    assert_eq!((read(&fs, id), links(&fs, id)), (b"CONTENT".to_vec(), 0));
+    assert_eq!(read(&fs, changed.place.file("b")), b"CON");
 }
 
 /// At the first calls the plan has no held node yet. At the later ones it must be completed, as

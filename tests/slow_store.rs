@@ -136,6 +136,40 @@ fn a_change_that_the_disk_takes_late_delays_no_reader() {
     assert_eq!(live.json(&["check", "--read-data"]).last().unwrap()["problems"], 0);
 }
 
+/// The threads that answer commands have names of their own.
+fn some_thread_waits_for_disk(pid: nix::unistd::Pid) -> bool {
+    let threads = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap().flatten();
+    let mut stats =
+        threads.filter_map(|thread| std::fs::read_to_string(thread.path().join("stat")).ok());
+    stats.any(|stat| stat.rsplit(')').next().is_some_and(|rest| rest.starts_with(" D")))
+}
+
+#[test]
+fn a_checkpoint_or_a_restore_that_the_disk_takes_late_delays_no_reader() {
+    let (live, _disk) = live();
+    let mut reader = live.puppet("");
+    live.checkpoint("c");
+    for (at, words) in [["checkpoint", "d"], ["restore", "c"], ["restore", "d"]].iter().enumerate()
+    {
+        live.sh(&format!("echo changed{at} > w/base; echo new > w/new{at}; chmod 70{at} dir"));
+        let frozen = Frozen::freeze(&live.store);
+        std::thread::scope(|scope| {
+            let command = scope.spawn(|| live.try_jailfs(words));
+            while !some_thread_waits_for_disk(live.pid()) {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            reader.run(&format!("d = 'd{at}'{READS}"));
+            assert!(!command.is_finished(), "{words:?}");
+            drop(frozen);
+            let output = command.join().unwrap();
+            assert!(output.status.success(), "{words:?}: {}", harness::text(&output));
+        });
+    }
+    assert_eq!(live.read("w/base"), "changed0\n");
+    assert!(live.exists("w/new0") && !live.exists("w/new1"));
+    reader.end();
+}
+
 /// It reserves inode numbers, which takes a sync.
 #[test]
 fn the_first_new_node_after_a_mount_delays_no_reader() {

@@ -90,19 +90,20 @@ const CHANGES: &[(&str, &str)] = &[
     ("os.truncate('w/base', 3)", "os.stat('w/base').st_size == 3"),
     ("os.rename('w/base', 'w/moved')", "os.stat('w/moved').st_size == 3"),
     ("os.unlink('w/moved')", "not os.path.lexists('w/moved')"),
-    ("os.rmdir('w/new')", "not os.path.lexists('w/new')"),
+    ("os.rename('w/new', 'into/new')", "os.path.isdir('into/new')"),
+    ("os.rmdir('into/new')", "not os.path.lexists('into/new')"),
     ("os.chmod('dir', 0o700)", "os.stat('dir').st_mode == 0o40700"),
     ("os.posix_fallocate(f, 0, 2_000_000)", "os.stat('w/f').st_size == 2_000_000"),
     ("os.ftruncate(gone, 10)", "os.fstat(gone).st_size == 10"),
     ("os.close(gone)", "len(os.listdir('w')) == 3"),
 ];
 
-/// A mount whose store has a disk of its own. The base has the directories `d0` to `d15` for
-/// [`READS`], and `w` and `dir` for changes.
+/// A mount whose store has a disk of its own. The base has the directories `d0` to `d16` for
+/// [`READS`], and `w`, `dir` and `into` for changes.
 fn live() -> (Live, Disk) {
     let script = "mkdir -m 700 ../store; truncate -s 64M ../image; mkfs.ext4 -q ../image; \
-        mount -o loop ../image ../store; chmod 700 ../store; mkdir w dir; echo base > w/base; \
-        for d in $(seq 0 15); do mkdir d$d; for n in $(seq 0 39); do \
+        mount -o loop ../image ../store; chmod 700 ../store; mkdir w dir into; echo base > w/base; \
+        for d in $(seq 0 16); do mkdir d$d; for n in $(seq 0 39); do \
             echo content > d$d/$n; ln -s $n d$d/link$n; done; done";
     let live = Live::with_limit(script, &[], Duration::from_secs(100));
     let disk = Disk(live.store.clone());

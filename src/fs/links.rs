@@ -20,6 +20,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{FsError, FsResult};
 use crate::fs::kernel::nodes::{Held, NodeTable};
+use crate::fs::merged::answers;
 use crate::jail::{ClimbGuard, Jail};
 use crate::types::{Name, NodeId, TreePath};
 
@@ -101,6 +102,9 @@ pub(super) struct Links {
     /// The directories through which each held link was advertised.
     advertised_in: HashMap<NodeId, BTreeSet<NodeId>>,
     climb_guard: ClimbGuard<NodeId, NodeId>,
+    /// Whether a move was checked and is not committed yet. The check counts only while no text
+    /// that climbs is served.
+    is_moving: bool,
     /// The moves of the last rename; an exchange moves two directories.
     moves_in_flight: Vec<Move>,
     move_count: u64,
@@ -126,13 +130,17 @@ impl Links {
     ///
     /// # Errors
     /// ESTALE if it does not. The next lookup of the link returns another id, so the kernel walks
-    /// its path again, and finds no link where it has none any more.
+    /// its path again, and finds no link where it has none any more. [`FsError::MustWait`] while a
+    /// move is under way.
     pub(super) fn serve(
         &mut self,
         nodes: &mut NodeTable,
         link: NodeId,
         text: Vec<u8>,
     ) -> FsResult<LinkReply> {
+        if self.is_moving {
+            return Err(answers::must_wait());
+        }
         let up = Jail::climb(&text);
         let mut dirs = self.advertised_in.get(&link).cloned().unwrap_or_default();
         dirs.retain(|dir| nodes.get(*dir).is_some());
@@ -197,6 +205,11 @@ impl Links {
         self.move_count += 1;
         let (name, depth) = (name.clone(), before.unwrap_or(0));
         Ok(Move { into, name, dir, depth, number: self.move_count })
+    }
+
+    /// Notes that a move was checked and is not committed yet, or that it has ended.
+    pub(super) fn set_moving(&mut self, is_moving: bool) {
+        self.is_moving = is_moving;
     }
 
     /// The moves of a rename were committed.

@@ -3,17 +3,16 @@
 //!
 //! A change releases the core lock while it writes to a file of the store, or allocates or punches
 //! blocks there. So a slow disk delays no request that only reads, because that takes the core lock
-//! alone. [`Writing::keeping_core`], [`Core::append_at_once`] and each use of [`allow_waits`] are
-//! exceptions.
+//! alone. [`Core::append_at_once`] and each use of [`allow_waits`] are exceptions.
 //!
 //! Always true:
 //! * Only the holder of [`Writing`] appends to a log of the head, writes to its pool in place, or
 //!   changes its tree.
 //! * While the core lock is released, other threads can change the quota and what the kernel holds:
 //!   it looks nodes up, forgets them, and follows links. So a change looks at these after its
-//!   record is written. A move of a directory keeps the core lock. A switch to another state looks
-//!   again before it is carried out. While a directory is copied up, a lookup that finds it at
-//!   another path of the base waits for the change.
+//!   record is written. A switch to another state looks again before it is carried out. While a
+//!   directory is copied up, a lookup that finds it at another path of the base waits for the
+//!   change. While a directory moves into another one, a link whose text climbs waits.
 //! * The log of the edit history gets the records of a change before any of its bytes are in place.
 
 use std::ops::{Deref, DerefMut};
@@ -30,7 +29,6 @@ pub(in crate::fs) struct Writing<'a> {
     // First, so that it is dropped first.
     core: RankedGuard<'a, Core>,
     _changes: RankedGuard<'a, ()>,
-    keeps_core: bool,
 }
 
 impl Deref for Writing<'_> {
@@ -48,8 +46,9 @@ impl DerefMut for Writing<'_> {
 
 impl Drop for Writing<'_> {
     fn drop(&mut self) {
-        // After a panic, no lookup may wait for a copy-up that never ends.
+        // After a panic, no request may wait for a copy-up or a move that never ends.
         self.coherence.end_copy_up();
+        self.links.set_moving(false);
         self.write_edits();
     }
 }
@@ -58,7 +57,7 @@ impl Fs {
     /// Takes the lock of changes, and then the core lock.
     pub(in crate::fs) fn writing(&self) -> Writing<'_> {
         let changes = self.changes.lock();
-        Writing { core: self.core(), _changes: changes, keeps_core: false }
+        Writing { core: self.core(), _changes: changes }
     }
 
     /// Waits until the change that is under way has ended. The caller holds no lock.
@@ -68,13 +67,8 @@ impl Fs {
 }
 
 impl Writing<'_> {
-    /// Calls `write`, and releases the core lock meanwhile, unless [`Writing::keeping_core`] keeps
-    /// it.
+    /// Calls `write`, and releases the core lock meanwhile.
     pub(in crate::fs) fn released<T>(&mut self, write: impl FnOnce() -> T) -> T {
-        if self.keeps_core {
-            let _allowed = allow_waits();
-            return write();
-        }
         self.core.released(|| {
             #[cfg(test)]
             hook::call();
@@ -83,14 +77,6 @@ impl Writing<'_> {
             hook::call();
             result
         })
-    }
-
-    /// Makes a change that keeps the core lock, because it depends on what the kernel holds.
-    pub(in crate::fs) fn keeping_core<T>(&mut self, change: impl FnOnce(&mut Self) -> T) -> T {
-        let before = std::mem::replace(&mut self.keeps_core, true);
-        let result = change(self);
-        self.keeps_core = before;
-        result
     }
 
     /// Appends an operation to the journal, and then applies it to the tree.

@@ -104,9 +104,12 @@ impl Writing<'_> {
         if moves.is_empty() {
             return self.carry_out(source, target, mode, moves);
         }
-        // No link may be followed between the check of a move and the move: its text could lead
-        // out from the new place.
-        self.keeping_core(|core| core.carry_out(source, target, mode, moves))
+        // Between the check of a move and the move, no text is served that could lead out from the
+        // new place.
+        self.links.set_moving(true);
+        let result = self.carry_out(source, target, mode, moves);
+        self.links.set_moving(false);
+        result
     }
 
     /// Makes a rename that was checked.

@@ -3,6 +3,7 @@
 
 use std::fmt::Write as _;
 use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use super::{CALLER, Place, name, read};
@@ -84,6 +85,16 @@ fn view(fs: &Fs, dirs: [NodeId; 2], nodes: [NodeId; 4]) -> String {
     seen
 }
 
+/// Waits for a thread that ends soon, unless it waits for the change.
+fn wait_a_little_for<T>(thread: &JoinHandle<T>) {
+    for _ in 0..100 {
+        if thread.is_finished() {
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
 type Change = fn(&Nodes);
 
 fn rename(nodes: &Nodes, from: &str, to: &str, mode: RenameMode) {
@@ -120,6 +131,10 @@ const CHANGES: &[(&str, Change)] = &[
     ("rename", |n| rename(n, "new", "moved", RenameMode::Replace)),
     ("rename over another file", |n| rename(n, "new", "b", RenameMode::Replace)),
     ("exchange", |n| rename(n, "new", "b", RenameMode::Exchange)),
+    ("move of a directory into another one", |n| {
+        let sub = name("sub");
+        n.fs().rename(n.dir(), &sub, NodeId::ROOT, &sub, RenameMode::Replace, 1).unwrap();
+    }),
     ("chmod", |n| set(n, n.new, SetAttr { mode: Some(0o600), ..SetAttr::default() })),
     ("chmod of a base file", |n| {
         set(n, n.base, SetAttr { mode: Some(0o600), ..SetAttr::default() });
@@ -203,13 +218,7 @@ fn a_directory_that_moves_in_the_base_while_it_is_copied_up_is_another_one_at_it
                 std::fs::rename(base.join("d"), base.join("e")).unwrap();
                 let asking = Arc::clone(&asking);
                 let lookup = std::thread::spawn(move || asking.lookup(NodeId::ROOT, &name("e")));
-                // It ends soon, unless it waits for the change.
-                for _ in 0..100 {
-                    if lookup.is_finished() {
-                        break;
-                    }
-                    std::thread::sleep(Duration::from_millis(1));
-                }
+                wait_a_little_for(&lookup);
                 *to.lock().unwrap() = Some(lookup);
             }
             calls += 1;
@@ -239,16 +248,24 @@ fn no_link_is_followed_while_its_directory_moves_up() {
     let text = alone.fs().readlink(alone.link, 1);
     assert!(matches!(text, Ok(LinkReply::Text(_))), "it stays inside from where it is");
     let nodes = Arc::new(Nodes::new());
-    let followed = Arc::new(Mutex::new(false));
-    let (asking, to) = (Arc::clone(&nodes), Arc::clone(&followed));
+    let readers = Arc::new(Mutex::new(Vec::new()));
+    let (asking, to) = (Arc::clone(&nodes), Arc::clone(&readers));
     let move_up: Change = |n| {
         let sub = name("sub");
         n.fs().rename(n.dir(), &sub, NodeId::ROOT, &sub, RenameMode::Replace, 1).unwrap();
     };
     nodes.change(move_up, move || {
-        let text = asking.fs().readlink(asking.link, 1);
-        *to.lock().unwrap() |= matches!(text, Ok(LinkReply::Text(_)));
+        let asking = Arc::clone(&asking);
+        let reader = std::thread::spawn(move || asking.fs().readlink(asking.link, 1));
+        wait_a_little_for(&reader);
+        to.lock().unwrap().push(reader);
     });
-    assert!(!*followed.lock().unwrap(), "its text leads out of the directory's new place");
+    let readers = std::mem::take(&mut *readers.lock().unwrap());
+    assert!(!readers.is_empty());
+    for reader in readers {
+        let text = reader.join().unwrap();
+        let is_followed = matches!(text, Ok(LinkReply::Text(_)));
+        assert!(!is_followed, "its text leads out of the directory's new place");
+    }
     assert!(!matches!(nodes.fs().readlink(nodes.link, 1), Ok(LinkReply::Text(_))));
 }

@@ -49,6 +49,7 @@ impl Drop for Writing<'_> {
         // After a panic, no request may wait for a copy-up or a move that never ends.
         self.coherence.end_copy_up();
         self.links.set_moving(false);
+        self.held.end_watch();
         self.write_edits();
     }
 }

@@ -48,6 +48,14 @@ impl Held {
         }
     }
 
+    /// Its path in the base, if it is live and the path is known.
+    fn base(&self) -> Option<&TreePath> {
+        match &self.state {
+            NodeState::Live { base } => base.as_ref(),
+            NodeState::Orphan => None,
+        }
+    }
+
     /// Whether the node is in the tree or in the base.
     pub fn is_live(&self) -> bool {
         self.state != NodeState::Orphan
@@ -75,6 +83,8 @@ pub struct NodeTable {
     /// The retired ids, by number.
     retired: BTreeSet<(Ino, NodeId)>,
     next: u64,
+    /// The ids that changed since [`NodeTable::watch`]; none if no switch watches.
+    changed: Option<BTreeSet<NodeId>>,
 }
 
 impl NodeTable {
@@ -83,6 +93,36 @@ impl NodeTable {
         let mut table = NodeTable { next: NodeId::RENUMBERED.0, ..NodeTable::default() };
         table.held.insert(NodeId::ROOT, Held::new(Ino::ROOT, Some(TreePath::root())));
         table
+    }
+
+    /// Begins to note the ids of nodes that are held, forgotten or made orphans, or that get
+    /// another base path or alias. A switch looks at these again.
+    pub(in crate::fs) fn watch(&mut self) {
+        self.changed = Some(BTreeSet::new());
+    }
+
+    /// The ids that changed since the last call.
+    pub(in crate::fs) fn take_changed(&mut self) -> BTreeSet<NodeId> {
+        self.changed.as_mut().map(std::mem::take).unwrap_or_default()
+    }
+
+    /// Ends what [`NodeTable::watch`] began.
+    pub(in crate::fs) fn end_watch(&mut self) {
+        self.changed = None;
+    }
+
+    fn note_changed(&mut self, id: NodeId) {
+        if let Some(changed) = &mut self.changed {
+            changed.insert(id);
+        }
+    }
+
+    /// The kernel knows a file by another name that the tree does not have.
+    pub(in crate::fs) fn note_alias(&mut self, ino: Ino) {
+        if self.changed.is_some() {
+            let ids: Vec<NodeId> = self.ids_of(ino).collect();
+            ids.into_iter().for_each(|id| self.note_changed(id));
+        }
     }
 
     /// The held node with this id.
@@ -122,14 +162,16 @@ impl NodeTable {
         if let Some(id) = self.id_of(ino) {
             if let Some(held) = self.held.get_mut(&id) {
                 held.nlookup += 1;
-                if base.is_some() {
+                if base.is_some() && base.as_ref() != held.base() {
                     held.state = NodeState::Live { base };
+                    self.note_changed(id);
                 }
             }
             return id;
         }
         let id = self.unused_id(ino);
         self.held.insert(id, Held::new(ino, base));
+        self.note_changed(id);
         id
     }
 
@@ -153,6 +195,7 @@ impl NodeTable {
             return None;
         }
         let held = self.held.remove(&id)?;
+        self.note_changed(id);
         if held.retired {
             self.retired.remove(&(held.ino, id));
         }
@@ -166,6 +209,7 @@ impl NodeTable {
             held.state = NodeState::Orphan;
             let ino = held.ino;
             self.free_number(ino, id);
+            self.note_changed(id);
         }
     }
 
@@ -224,10 +268,7 @@ impl NodeTable {
 
     /// The path of a live node in the base, if it is known.
     pub fn base_path(&self, id: NodeId) -> Option<&TreePath> {
-        match &self.get(id)?.state {
-            NodeState::Live { base } => base.as_ref(),
-            NodeState::Orphan => None,
-        }
+        self.get(id)?.base()
     }
 
     /// Sets the path of a live node in the base.
@@ -236,6 +277,7 @@ impl NodeTable {
             && held.is_live()
         {
             held.state = NodeState::Live { base };
+            self.note_changed(id);
         }
     }
 

@@ -136,6 +136,7 @@ impl Core {
         };
         if links > 1 {
             self.coherence.add_aliases(ino, [(dir, name.clone())]);
+            self.held.note_alias(ino);
         }
     }
 }

@@ -65,7 +65,16 @@ impl<'a> Comparison<'a> {
 
     /// Adds base paths of nodes in the state after.
     pub(super) fn add_base_after(&mut self, known: impl Iterator<Item = (Ino, TreePath)>) {
-        self.known_after.base.extend(known);
+        for (ino, path) in known {
+            self.known_after.base.entry(ino).or_insert(path);
+        }
+    }
+
+    /// Forgets which directories stay where they are. That depends on where the kernel holds them,
+    /// and where the base has them.
+    pub(super) fn forget_places(&mut self) {
+        self.kept_dirs.clear();
+        self.merged_after.clear();
     }
 
     /// The names in shown directories that applies between the two states changed in the base.

@@ -32,29 +32,26 @@ impl Writing<'_> {
     ) -> FsResult<(Invalidations, T)> {
         let before = self.state.clone();
         let how = (same_content, self.coherence.is_writeback());
+        self.held.watch();
         let mut plan = self.released(|| at_once(|| SwitchPlan::new((&before, after), how)))?;
         self.complete(&mut plan)?;
         let recorded = record(self)?;
+        self.held.end_watch();
         let changes = plan.into_changes(|ino| self.held.id_of(ino));
         Ok((self.carry_out(changes, &before, after.clone()), recorded))
     }
 
-    /// Adds to the plan what the kernel holds when this returns.
+    /// Completes the plan, until it fits what the kernel holds.
     fn complete(&mut self, plan: &mut SwitchPlan<'_>) -> FsResult<()> {
+        let mut unplanned = plan.take_unplanned(self);
         for _ in 0..MOST_ROUNDS {
-            let turn = self.turn;
-            let unplanned = plan.unplanned(self);
             if unplanned.is_empty() {
                 return Ok(());
             }
             self.released(|| at_once(|| plan.add(unplanned)))?;
-            // Nothing took the core lock meanwhile, so the kernel holds the same nodes.
-            if self.turn == turn {
-                return Ok(());
-            }
+            unplanned = plan.take_unplanned(self);
         }
         let _allowed = allow_waits();
-        let unplanned = plan.unplanned(self);
         at_once(|| plan.add(unplanned))
     }
 }

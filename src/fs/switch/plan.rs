@@ -6,11 +6,10 @@
 //! epoch.
 //!
 //! A plan asks the base, and can take long, so it is made without the core lock
-//! (`fs/switch/install.rs`). Programs look nodes up and forget them meanwhile. So a plan remembers
-//! how the kernel held each node, and [`SwitchPlan::unplanned`] finds those that it must still look
-//! at.
+//! (`fs/switch/install.rs`). Programs look nodes up and forget them meanwhile. The node table notes
+//! these, and [`SwitchPlan::take_unplanned`] returns those that must be added.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;
 
 use crate::error::{FsError, FsResult};
@@ -27,7 +26,6 @@ use crate::tree::{Dentry, Node, Tree};
 use crate::types::{FileKind, Ino, Name, NodeId, TreePath};
 
 /// A live node, as the kernel holds it.
-#[derive(PartialEq, Eq)]
 pub(super) struct LiveNode {
     ino: Ino,
     base: Option<TreePath>,
@@ -46,7 +44,7 @@ impl LiveNode {
 
 /// A held node, and its fate.
 struct NodePlan {
-    node: LiveNode,
+    ino: Ino,
     /// The names by which the kernel can know it. One may occur twice.
     names: Vec<(Ino, Name)>,
     /// The base node that the kernel knows, if the state after has a record of it, or if it becomes
@@ -108,6 +106,11 @@ pub(super) struct SwitchPlan<'a> {
     names: Vec<(Ino, Name)>,
     /// The nodes that can be affected; none if all can.
     affected: Option<BTreeSet<Ino>>,
+    /// The held nodes that changed since the switch began. They can be in places that the
+    /// comparison of the states did not see.
+    changed: BTreeSet<NodeId>,
+    /// Files whose base paths in the state after were searched.
+    searched: HashSet<Ino>,
     /// In the order of ids, in which a large number of orphans is stored twice as fast.
     nodes: BTreeMap<NodeId, NodePlan>,
 }
@@ -149,38 +152,43 @@ impl<'a> SwitchPlan<'a> {
             compare_listings: !same_epoch && !same_content,
             names,
             affected: (!all_are_affected).then_some(affected),
+            changed: BTreeSet::new(),
+            searched: HashSet::new(),
             nodes: BTreeMap::new(),
         })
     }
 
-    /// The affected nodes of which the plan does not know how the kernel holds them now. Those that
-    /// it does not hold any more are dropped from the plan.
-    pub(super) fn unplanned(&mut self, core: &Core) -> Vec<(NodeId, LiveNode)> {
-        let (mut unplanned, mut planned) = (Vec::new(), 0);
-        let look = |(id, held): (NodeId, &Held)| {
-            let Some(node) = LiveNode::of(core, held) else { return };
-            if self.nodes.get(&id).is_some_and(|plan| plan.node == node) {
-                planned += 1;
-            } else {
-                unplanned.push((id, node));
-            }
+    /// The held nodes that the plan lacks. Those that changed are dropped from it.
+    pub(super) fn take_unplanned(&mut self, core: &mut Core) -> Vec<(NodeId, LiveNode)> {
+        let changed = core.held.take_changed();
+        self.changed.extend(&changed);
+        // A directory was moved in the base, so those below it have another fate.
+        let is_orphan = |id: &NodeId| core.held.get(*id).is_some_and(|held| !held.is_live());
+        if changed.iter().any(|id| self.nodes.contains_key(id) && is_orphan(id)) {
+            self.nodes.clear();
+        }
+        let ids = if self.nodes.is_empty() {
+            self.all_ids(core)
+        } else {
+            changed.iter().for_each(|id| drop(self.nodes.remove(id)));
+            changed
         };
+        ids.into_iter()
+            .filter_map(|id| Some((id, LiveNode::of(core, core.held.get(id)?)?)))
+            .collect()
+    }
+
+    /// The held nodes that the switch can affect.
+    fn all_ids(&self, core: &Core) -> BTreeSet<NodeId> {
+        let mut ids = self.changed.clone();
         match &self.affected {
             // The kernel may hold many more nodes, so the cost is that of the difference.
             Some(affected) => {
-                let ids = affected.iter().flat_map(|ino| core.held.ids_of(*ino));
-                ids.filter_map(|id| Some((id, core.held.get(id)?))).for_each(look);
+                ids.extend(affected.iter().flat_map(|ino| core.held.ids_of(*ino)));
             }
-            None => core.held.iter().for_each(look),
+            None => ids.extend(core.held.iter().map(|(id, _)| id)),
         }
-        if planned < self.nodes.len() {
-            let is_same = |id: &NodeId, plan: &NodePlan| {
-                let held = core.held.get(*id);
-                held.and_then(|held| LiveNode::of(core, held)).is_some_and(|now| now == plan.node)
-            };
-            self.nodes.retain(|id, plan| is_same(id, plan));
-        }
-        unplanned
+        ids
     }
 
     /// Adds held nodes to the plan.
@@ -188,13 +196,17 @@ impl<'a> SwitchPlan<'a> {
     /// # Errors
     /// Those of the base.
     pub(super) fn add(&mut self, nodes: Vec<(NodeId, LiveNode)>) -> FsResult<()> {
+        self.compare.forget_places();
         if self.same_content {
-            let unseen = nodes.iter().map(|(_, node)| node.ino).filter(|ino| self.is_unseen(*ino));
-            let names = self.after.lower.names_of(&unseen.collect())?;
+            let inos = nodes.iter().map(|(_, node)| node.ino);
+            let unseen: HashSet<Ino> =
+                inos.filter(|ino| self.is_unseen(*ino) && !self.searched.contains(ino)).collect();
+            let names = self.after.lower.names_of(&unseen)?;
             self.compare.add_base_after(names.into_iter().map(|(path, ino)| (ino, path)));
+            self.searched.extend(unseen);
         }
         for (id, node) in nodes {
-            let plan = self.plan(node)?;
+            let plan = self.plan(&node)?;
             self.nodes.insert(id, plan);
         }
         Ok(())
@@ -208,23 +220,20 @@ impl<'a> SwitchPlan<'a> {
         })
     }
 
-    fn plan(&mut self, node: LiveNode) -> FsResult<NodePlan> {
-        let (old, fate) = self.compare.fate(node.ino, node.base.as_ref())?;
-        let names = self.known_names(&node, &old)?;
-        let (recorded, fate) = match (fate, &old) {
-            (Fate::Kept(new), _) => {
-                let recorded = match (&old, &new) {
-                    (Found::Base(_, _, base), Found::Upper(..)) => Some(base.clone()),
-                    _ => None,
-                };
-                (recorded, PlannedFate::Kept(self.plan_kept(node.ino, &old, new)?))
-            }
-            (Fate::Orphan, Found::Base(_, _, base)) => {
-                (Some(base.clone()), PlannedFate::Orphan(self.plan_orphan(node.ino, &old)?))
-            }
-            (Fate::Orphan, _) => (None, PlannedFate::Orphan(self.plan_orphan(node.ino, &old)?)),
+    fn plan(&mut self, node: &LiveNode) -> FsResult<NodePlan> {
+        let ino = node.ino;
+        let (old, fate) = self.compare.fate(ino, node.base.as_ref())?;
+        let names = self.known_names(node, &old)?;
+        let stays_in_base = matches!(fate, Fate::Kept(Found::Base(..) | Found::Nothing(_)));
+        let recorded = match &old {
+            Found::Base(_, _, base) if !stays_in_base => Some(base.clone()),
+            _ => None,
         };
-        Ok(NodePlan { node, names, recorded, fate })
+        let fate = match fate {
+            Fate::Kept(new) => PlannedFate::Kept(self.plan_kept(ino, &old, new)?),
+            Fate::Orphan => PlannedFate::Orphan(self.plan_orphan(ino, &old)?),
+        };
+        Ok(NodePlan { ino, names, recorded, fate })
     }
 
     /// Plans for a node that keeps its id.
@@ -284,10 +293,9 @@ impl<'a> SwitchPlan<'a> {
     pub(super) fn into_changes(self, id_of: impl Fn(Ino) -> Option<NodeId>) -> Changes {
         let is_orphan = |plan: &&NodePlan| matches!(plan.fate, PlannedFate::Orphan(_));
         let orphaned: BTreeSet<Ino> =
-            self.nodes.values().filter(is_orphan).map(|plan| plan.node.ino).collect();
+            self.nodes.values().filter(is_orphan).map(|plan| plan.ino).collect();
         let (mut changes, mut all_names) = (Changes::default(), self.names);
-        for (id, NodePlan { node, names, recorded, fate }) in self.nodes {
-            let ino = node.ino;
+        for (id, NodePlan { ino, names, recorded, fate }) in self.nodes {
             changes.recorded.extend(recorded.map(|base| (id, base)));
             match fate {
                 PlannedFate::Kept(kept) => {

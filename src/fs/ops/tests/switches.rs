@@ -1,11 +1,12 @@
 //! Runs requests of the kernel while a switch to another state has released the core lock.
 
+use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 use super::{CALLER, Place, name, read, seal};
 use crate::fs::switch::install::MOST_ROUNDS;
 use crate::fs::writing::hook;
-use crate::fs::{Fs, State, Switched};
+use crate::fs::{Fs, Rebasing, SetAttr, State, Switched};
 use crate::store::record::{LayerKind, Seal};
 use crate::sys::clock::now;
 use crate::tree::Edit;
@@ -188,4 +189,129 @@ fn a_file_that_the_kernel_forgets_during_a_restore_leaves_no_orphan() {
         assert_eq!(fs.live_set().orphans.len(), 0, "from call {from}");
         assert!(fs.getattr(id).is_err() && !switched.invalidations.attrs.contains(&id));
     }
+}
+
+/// The base of a place.
+fn base(place: &Place) -> std::path::PathBuf {
+    place._dir.path().join("base")
+}
+
+/// Switches to a state. Calls `event` in another thread at one of the calls of the hook, and
+/// returns its result.
+fn switch_with<T: Send + 'static>(
+    fs: &Arc<Fs>,
+    to: &State,
+    at: usize,
+    event: impl Fn(&Fs) -> T + Send + 'static,
+) -> T {
+    let upper = fs.store.create_layer(None, "main", Epoch(0), LayerKind::Branches).unwrap();
+    let result = Arc::new(Mutex::new(None));
+    let (asking, told, mut calls) = (Arc::clone(fs), Arc::clone(&result), 0);
+    hook::set(move || {
+        if calls == at {
+            *told.lock().unwrap() = Some(event(&asking));
+        }
+        calls += 1;
+    });
+    fs.switch(to.clone(), upper).unwrap();
+    hook::clear();
+    result.lock().unwrap().take().unwrap()
+}
+
+fn chmod(fs: &Fs, id: NodeId) {
+    fs.setattr(id, SetAttr { mode: Some(0o700), ..SetAttr::default() }, false).unwrap();
+}
+
+fn lookup(fs: &Fs, path: &str) -> Option<NodeId> {
+    let down = |dir: NodeId, part: &str| fs.lookup(dir, &name(part)).ok().map(|found| found.id);
+    path.split('/').try_fold(NodeId::ROOT, down)
+}
+
+/// The state after has a record of `d`, which another process moves to `x/y/b` in the base. If it
+/// kept the id that it gets there, the next lookup of `d` would move its dentry up.
+#[test]
+fn a_directory_that_moves_in_the_base_during_a_restore_gets_another_id_at_its_recorded_place() {
+    for at in 0..4 {
+        let place = Place::new();
+        let (fs, base) = (Arc::clone(&place.fs), base(&place));
+        std::fs::create_dir_all(base.join("x/y")).unwrap();
+        let first = seal(&fs);
+        chmod(&fs, place.dir);
+        let second = seal(&fs);
+        switch_with(&fs, &first, 0, |_| ());
+        fs.forget(place.dir, 1);
+        let moved = switch_with(&fs, &second, at, move |fs| {
+            std::fs::rename(base.join("d"), base.join("x/y/b")).unwrap();
+            lookup(fs, "x/y/b").unwrap()
+        });
+        assert!(lookup(&fs, "d").is_some_and(|now| now != moved), "moved at call {at}");
+    }
+}
+
+/// The state after has records of `d` and `d/sub`. The old `d` is cut off, and so is all below it.
+#[test]
+fn a_directory_below_one_that_moves_in_the_base_during_a_restore_is_cut_off() {
+    for at in 0..4 {
+        let place = Place::new();
+        let (fs, base) = (Arc::clone(&place.fs), base(&place));
+        std::fs::create_dir(base.join("d/sub")).unwrap();
+        let first = seal(&fs);
+        let sub = place.file("sub");
+        chmod(&fs, sub);
+        let second = seal(&fs);
+        switch_with(&fs, &first, 0, |_| ());
+        assert_eq!(lookup(&fs, "d/sub"), Some(sub));
+        switch_with(&fs, &second, at, move |fs| {
+            std::fs::rename(base.join("d"), base.join("e")).unwrap();
+            lookup(fs, "e").unwrap()
+        });
+        assert!(lookup(&fs, "d/sub").is_some_and(|now| now != sub), "moved at call {at}");
+    }
+}
+
+/// The state after hides `d/b`.
+#[test]
+fn a_file_that_comes_under_a_hidden_name_in_the_base_during_a_restore_has_no_name_after_it() {
+    for at in 0..4 {
+        let place = Place::new();
+        let (fs, dir, base) = (Arc::clone(&place.fs), place.dir, base(&place));
+        let first = seal(&fs);
+        fs.unlink(dir, &name("b")).unwrap();
+        let second = seal(&fs);
+        switch_with(&fs, &first, 0, |_| ());
+        let new = switch_with(&fs, &second, at, move |fs| {
+            std::fs::write(base.join("new"), "new").unwrap();
+            std::fs::rename(base.join("new"), base.join("d/b")).unwrap();
+            fs.lookup(dir, &name("b")).unwrap().id
+        });
+        assert_eq!((links(&fs, new), read(&fs, new)), (0, b"new".to_vec()), "at call {at}");
+    }
+}
+
+/// The bytes of all files of a layer.
+fn layer_bytes(dir: &Path) -> u64 {
+    let entries = std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap());
+    let len = |entry: std::fs::DirEntry| entry.metadata().unwrap().len();
+    entries.filter(|entry| entry.path().is_file()).map(len).sum()
+}
+
+/// A start of the store would take the new layer for the present one as soon as it has the record.
+#[test]
+fn the_layer_of_a_rebase_gets_its_record_when_nothing_else_can_fail() {
+    let changed = Changed::new();
+    let fs = &changed.place.fs;
+    let next = fs.store.create_layer(None, "main", Epoch(0), LayerKind::Continues).unwrap();
+    let dir = changed.place._dir.path().join("store/layers").join(format!("{:08}", next.layer().0));
+    let empty = layer_bytes(&dir);
+    let (calls, counted) = (Arc::new(Mutex::new(0)), dir.clone());
+    let count = Arc::clone(&calls);
+    hook::set(move || {
+        assert_eq!(layer_bytes(&counted), empty);
+        *count.lock().unwrap() += 1;
+    });
+    let seal = Seal { name: None, message: String::new(), time: now(), automatic: true };
+    let rebased = fs.rebase(next, seal, |now| Ok(Some(now.clone())));
+    hook::clear();
+    assert!(matches!(rebased, Ok(Rebasing::Rebased(_))));
+    assert!(*calls.lock().unwrap() > 2 && layer_bytes(&dir) > empty);
 }

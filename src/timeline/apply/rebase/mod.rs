@@ -6,7 +6,7 @@
 //!
 //! * Most of the work is done without a lock: [`state`] computes what the present state is over the
 //!   new base. It catches up with the writes that arrive meanwhile until few are left. Only these
-//!   are handled under the tree lock, where the filesystem then exchanges the two states.
+//!   are handled under the lock of changes, where the filesystem then exchanges the two states.
 //! * Until the exchange, programs write to the old layer. The new layer begins with the whole new
 //!   tree as one record, so a crash leaves all of it or nothing.
 //! * If the head cannot be rebased, it stays over the old base. That costs the space of the

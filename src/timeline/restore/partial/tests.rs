@@ -1,4 +1,4 @@
-//! Tests what happens under the tree lock, which no test through a mount can observe.
+//! Tests what happens under the lock of changes, which no test through a mount can observe.
 
 use std::os::unix::ffi::OsStrExt;
 

@@ -137,7 +137,8 @@ fn a_change_that_the_disk_takes_late_delays_no_reader() {
     assert_eq!(live.json(&["check", "--read-data"]).last().unwrap()["problems"], 0);
 }
 
-/// The threads that answer commands have names of their own.
+/// Whether a thread of a daemon waits for a disk. Threads that answer commands have other names
+/// than those that [`answering`] counts.
 fn some_thread_waits_for_disk(pid: nix::unistd::Pid) -> bool {
     let threads = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap().flatten();
     let mut stats =

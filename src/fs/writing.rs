@@ -162,8 +162,8 @@ pub(in crate::fs) mod hook {
         static HOOK: RefCell<Option<Hook>> = const { RefCell::new(None) };
     }
 
-    /// Calls `each` before and after each write, allocation or punch in the store, and after each
-    /// question to the base, until [`clear`].
+    /// Calls `each` before and after everything for which a change releases the core lock, and
+    /// after each question to the base that a run of an operation lacked, until [`clear`].
     pub(in crate::fs) fn set(each: impl FnMut() + Send + 'static) {
         HOOK.set(Some(Box::new(each)));
     }

@@ -293,20 +293,26 @@ impl Core {
         Ok(())
     }
 
-    /// Refuses directories of which the kernel sees one at another path of the base: it was moved
-    /// after the base was asked.
+    /// Refuses directories of which the kernel sees one at another path of the base, to which it
+    /// was moved after the base was asked. One that was moved back is cut off from that path.
     ///
     /// # Errors
-    /// ESTALE, and the kernel walks the path again.
-    pub(in crate::fs) fn check_not_seen_elsewhere(&self, dirs: &[(Ino, TreePath)]) -> FsResult<()> {
-        let is_elsewhere = |(ino, path): &&(Ino, TreePath)| {
+    /// ESTALE, and the kernel walks the path again. [`FsError::MustWait`].
+    pub(in crate::fs) fn check_not_seen_elsewhere(
+        &mut self,
+        dirs: &[(Ino, TreePath)],
+    ) -> FsResult<()> {
+        for (ino, path) in dirs {
             let seen = self.held.id_of(*ino).and_then(|id| self.held.base_path(id));
-            self.coherence.has_kernel && seen.is_some_and(|seen| seen != path)
-        };
-        match dirs.iter().find(is_elsewhere) {
-            Some((_, path)) => Err(self.replaced(path)?),
-            None => Ok(()),
+            let Some(seen) = seen.filter(|seen| self.coherence.has_kernel && *seen != path) else {
+                continue;
+            };
+            if self.lower.lookup(seen)?.is_some_and(|(found, _)| found == *ino) {
+                return Err(self.replaced(path)?);
+            }
+            self.cut_off_if_moved(*ino, path)?;
         }
+        Ok(())
     }
 
     /// The directory that the kernel sees at a path of the base, if the base still has it there.

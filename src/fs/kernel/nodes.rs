@@ -117,7 +117,8 @@ impl NodeTable {
         }
     }
 
-    /// The kernel knows a file by another name that the tree does not have.
+    /// Notes that a file got an alias: another name by which the kernel knows it, and which the
+    /// tree does not have.
     pub(in crate::fs) fn note_alias(&mut self, ino: Ino) {
         if self.changed.is_some() {
             let ids: Vec<NodeId> = self.ids_of(ino).collect();

@@ -184,7 +184,13 @@ impl<'a> Comparison<'a> {
             return Ok(false);
         };
         match kind {
-            FileKind::Dir => self.dir_kept(ino, held),
+            FileKind::Dir => {
+                // Another process has moved it in the base, and the kernel sees it where it was
+                // then.
+                let is_elsewhere =
+                    matches!((old, held), (Found::Base(_, path, _), Some(held)) if path != held);
+                Ok(!is_elsewhere && self.dir_kept(ino, held)?)
+            }
             // An apply changes the change time of every file that it wrote. Its holders keep it all
             // the same.
             FileKind::File

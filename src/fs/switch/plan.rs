@@ -158,11 +158,12 @@ impl<'a> SwitchPlan<'a> {
         })
     }
 
-    /// The held nodes that the plan lacks. Those that changed are dropped from it.
+    /// Drops the nodes that changed from the plan. Returns the live held nodes that it lacks.
     pub(super) fn take_unplanned(&mut self, core: &mut Core) -> Vec<(NodeId, LiveNode)> {
         let changed = core.held.take_changed();
         self.changed.extend(&changed);
-        // A directory was moved in the base, so those below it have another fate.
+        // A directory that is cut off takes those below it along, and the plan does not know which
+        // these are.
         let is_orphan = |id: &NodeId| core.held.get(*id).is_some_and(|held| !held.is_live());
         if changed.iter().any(|id| self.nodes.contains_key(id) && is_orphan(id)) {
             self.nodes.clear();

@@ -241,6 +241,21 @@ fn a_directory_that_moves_in_the_base_while_it_is_copied_up_is_another_one_at_it
     assert!(done > 0 && refused > 1, "{done} done, {refused} refused");
 }
 
+#[test]
+fn a_file_below_a_directory_that_was_moved_in_the_base_and_back_can_be_written() {
+    let place = Place::new();
+    let (fs, base) = (&place.fs, place._dir.path().join("base"));
+    let file = place.file("b");
+    std::fs::rename(base.join("d"), base.join("e")).unwrap();
+    let moved = fs.lookup(NodeId::ROOT, &name("e")).unwrap().id;
+    std::fs::rename(base.join("e"), base.join("d")).unwrap();
+    fs.write(file, 0, b"CONTENT", false).unwrap();
+    let now = fs.lookup(NodeId::ROOT, &name("d")).unwrap().id;
+    assert_ne!(now, moved);
+    assert_eq!(read(fs, fs.lookup(now, &name("b")).unwrap().id), b"CONTENT");
+    assert!(fs.lookup(NodeId::ROOT, &name("e")).is_err());
+}
+
 /// `d/sub/link` leads up two levels, which stays inside until `d/sub` is moved to the root.
 #[test]
 fn no_link_is_followed_while_its_directory_moves_up() {

@@ -248,6 +248,24 @@ fn a_directory_that_moves_in_the_base_during_a_restore_gets_another_id_at_its_re
     }
 }
 
+/// As above, but it is back in its place when the restore begins, and the kernel has not noticed.
+#[test]
+fn a_directory_that_was_moved_in_the_base_and_back_gets_another_id_in_a_restore() {
+    let place = Place::new();
+    let (fs, base) = (Arc::clone(&place.fs), base(&place));
+    std::fs::create_dir_all(base.join("x/y")).unwrap();
+    let first = seal(&fs);
+    chmod(&fs, place.dir);
+    let second = seal(&fs);
+    switch_with(&fs, &first, 0, |_| ());
+    fs.forget(place.dir, 1);
+    std::fs::rename(base.join("d"), base.join("x/y/b")).unwrap();
+    let moved = lookup(&fs, "x/y/b").unwrap();
+    std::fs::rename(base.join("x/y/b"), base.join("d")).unwrap();
+    switch_with(&fs, &second, 0, |_| ());
+    assert!(lookup(&fs, "d").is_some_and(|now| now != moved));
+}
+
 /// The state after has records of `d` and `d/sub`. The old `d` is cut off, and so is all below it.
 #[test]
 fn a_directory_below_one_that_moves_in_the_base_during_a_restore_is_cut_off() {

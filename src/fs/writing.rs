@@ -1,9 +1,10 @@
 //! The **lock of changes**. A change holds it from its beginning to its end, so a head makes one
 //! change at a time. It takes the core lock after it.
 //!
-//! A change releases the core lock while it writes to a file of the store, or allocates or punches
-//! blocks there. So a slow disk delays no request that only reads, because that takes the core lock
-//! alone. [`Core::append_at_once`] and each use of [`allow_waits`] are exceptions.
+//! A change releases the core lock while it writes to a file of the store, allocates or punches
+//! blocks there, or compares states. So a slow disk delays no request that only reads, because that
+//! takes the core lock alone. [`Core::append_at_once`] and each use of [`allow_waits`] are
+//! exceptions.
 //!
 //! Always true:
 //! * Only the holder of [`Writing`] appends to a log of the head, writes to its pool in place, or
@@ -68,12 +69,12 @@ impl Fs {
 }
 
 impl Writing<'_> {
-    /// Calls `write`, and releases the core lock meanwhile.
-    pub(in crate::fs) fn released<T>(&mut self, write: impl FnOnce() -> T) -> T {
+    /// Releases the core lock while it calls `meanwhile`.
+    pub(in crate::fs) fn released<T>(&mut self, meanwhile: impl FnOnce() -> T) -> T {
         self.core.released(|| {
             #[cfg(test)]
             hook::call();
-            let result = write();
+            let result = meanwhile();
             #[cfg(test)]
             hook::call();
             result

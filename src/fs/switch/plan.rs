@@ -106,8 +106,8 @@ pub(super) struct SwitchPlan<'a> {
     names: Vec<(Ino, Name)>,
     /// The nodes that can be affected; none if all can.
     affected: Option<BTreeSet<Ino>>,
-    /// The held nodes that changed since the switch began. They can be in places that the
-    /// comparison of the states did not see.
+    /// The held nodes that changed since the switch began. They are compared even if `affected`
+    /// lacks them, because the comparison of the states could not see them.
     changed: BTreeSet<NodeId>,
     /// Files whose base paths in the state after were searched.
     searched: HashSet<Ino>,

@@ -1,5 +1,4 @@
-//! Runs requests of the kernel while a change has released the core lock: before and after each
-//! write, allocation or punch in the store.
+//! Runs requests of the kernel while a change has released the core lock.
 
 use std::fmt::Write as _;
 use std::sync::{Arc, Mutex};
@@ -102,6 +101,12 @@ fn rename(nodes: &Nodes, from: &str, to: &str, mode: RenameMode) {
     nodes.fs().rename(nodes.dir(), &from, nodes.dir(), &to, mode, 1).unwrap();
 }
 
+/// Moves `d/sub` to the root.
+fn move_up(nodes: &Nodes) {
+    let sub = name("sub");
+    nodes.fs().rename(nodes.dir(), &sub, NodeId::ROOT, &sub, RenameMode::Replace, 1).unwrap();
+}
+
 fn set(nodes: &Nodes, id: NodeId, set: SetAttr) {
     nodes.fs().setattr(id, set, false).unwrap();
 }
@@ -131,10 +136,7 @@ const CHANGES: &[(&str, Change)] = &[
     ("rename", |n| rename(n, "new", "moved", RenameMode::Replace)),
     ("rename over another file", |n| rename(n, "new", "b", RenameMode::Replace)),
     ("exchange", |n| rename(n, "new", "b", RenameMode::Exchange)),
-    ("move of a directory into another one", |n| {
-        let sub = name("sub");
-        n.fs().rename(n.dir(), &sub, NodeId::ROOT, &sub, RenameMode::Replace, 1).unwrap();
-    }),
+    ("move of a directory into another one", move_up),
     ("chmod", |n| set(n, n.new, SetAttr { mode: Some(0o600), ..SetAttr::default() })),
     ("chmod of a base file", |n| {
         set(n, n.base, SetAttr { mode: Some(0o600), ..SetAttr::default() });
@@ -265,10 +267,6 @@ fn no_link_is_followed_while_its_directory_moves_up() {
     let nodes = Arc::new(Nodes::new());
     let readers = Arc::new(Mutex::new(Vec::new()));
     let (asking, to) = (Arc::clone(&nodes), Arc::clone(&readers));
-    let move_up: Change = |n| {
-        let sub = name("sub");
-        n.fs().rename(n.dir(), &sub, NodeId::ROOT, &sub, RenameMode::Replace, 1).unwrap();
-    };
     nodes.change(move_up, move || {
         let asking = Arc::clone(&asking);
         let reader = std::thread::spawn(move || asking.fs().readlink(asking.link, 1));

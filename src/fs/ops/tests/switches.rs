@@ -227,43 +227,45 @@ fn lookup(fs: &Fs, path: &str) -> Option<NodeId> {
     path.split('/').try_fold(NodeId::ROOT, down)
 }
 
-/// The state after has a record of `d`, which another process moves to `x/y/b` in the base. If it
-/// kept the id that it gets there, the next lookup of `d` would move its dentry up.
+/// A filesystem without a record of `d`, which the kernel does not hold, and a state that has one.
+/// The base has the directory `x/y`.
+fn before_record_of_d() -> (Place, State) {
+    let place = Place::new();
+    let fs = &place.fs;
+    std::fs::create_dir_all(base(&place).join("x/y")).unwrap();
+    let first = seal(fs);
+    chmod(fs, place.dir);
+    let second = seal(fs);
+    switch_with(fs, &first, 0, |_| ());
+    fs.forget(place.dir, 1);
+    (place, second)
+}
+
+/// Another process moves `d` to `x/y/b` in the base. If it kept the id that it gets there, the next
+/// lookup of `d` would move its dentry up.
 #[test]
 fn a_directory_that_moves_in_the_base_during_a_restore_gets_another_id_at_its_recorded_place() {
     for at in 0..4 {
-        let place = Place::new();
-        let (fs, base) = (Arc::clone(&place.fs), base(&place));
-        std::fs::create_dir_all(base.join("x/y")).unwrap();
-        let first = seal(&fs);
-        chmod(&fs, place.dir);
-        let second = seal(&fs);
-        switch_with(&fs, &first, 0, |_| ());
-        fs.forget(place.dir, 1);
-        let moved = switch_with(&fs, &second, at, move |fs| {
+        let (place, recorded) = before_record_of_d();
+        let (fs, base) = (&place.fs, base(&place));
+        let moved = switch_with(fs, &recorded, at, move |fs| {
             std::fs::rename(base.join("d"), base.join("x/y/b")).unwrap();
             lookup(fs, "x/y/b").unwrap()
         });
-        assert!(lookup(&fs, "d").is_some_and(|now| now != moved), "moved at call {at}");
+        assert!(lookup(fs, "d").is_some_and(|now| now != moved), "moved at call {at}");
     }
 }
 
 /// As above, but it is back in its place when the restore begins, and the kernel has not noticed.
 #[test]
 fn a_directory_that_was_moved_in_the_base_and_back_gets_another_id_in_a_restore() {
-    let place = Place::new();
-    let (fs, base) = (Arc::clone(&place.fs), base(&place));
-    std::fs::create_dir_all(base.join("x/y")).unwrap();
-    let first = seal(&fs);
-    chmod(&fs, place.dir);
-    let second = seal(&fs);
-    switch_with(&fs, &first, 0, |_| ());
-    fs.forget(place.dir, 1);
+    let (place, recorded) = before_record_of_d();
+    let (fs, base) = (&place.fs, base(&place));
     std::fs::rename(base.join("d"), base.join("x/y/b")).unwrap();
-    let moved = lookup(&fs, "x/y/b").unwrap();
+    let moved = lookup(fs, "x/y/b").unwrap();
     std::fs::rename(base.join("x/y/b"), base.join("d")).unwrap();
-    switch_with(&fs, &second, 0, |_| ());
-    assert!(lookup(&fs, "d").is_some_and(|now| now != moved));
+    switch_with(fs, &recorded, 0, |_| ());
+    assert!(lookup(fs, "d").is_some_and(|now| now != moved));
 }
 
 /// The state after has records of `d` and `d/sub`. The old `d` is cut off, and so is all below it.

@@ -147,12 +147,13 @@ fn some_thread_waits_for_disk(pid: nix::unistd::Pid) -> bool {
 }
 
 #[test]
-fn a_checkpoint_or_a_restore_that_the_disk_takes_late_delays_no_reader() {
+fn a_checkpoint_restore_or_undo_that_the_disk_takes_late_delays_no_reader() {
     let (live, _disk) = live();
     let mut reader = live.puppet("");
     live.checkpoint("c");
-    for (at, words) in [["checkpoint", "d"], ["restore", "c"], ["restore", "d"]].iter().enumerate()
-    {
+    let commands: [&[&str]; 4] =
+        [&["checkpoint", "d"], &["restore", "c"], &["restore", "d"], &["undo", "w/base"]];
+    for (at, words) in commands.iter().enumerate() {
         live.sh(&format!("echo changed{at} > w/base; echo new > w/new{at}; chmod 70{at} dir"));
         let frozen = Frozen::freeze(&live.store);
         std::thread::scope(|scope| {

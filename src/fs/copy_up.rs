@@ -37,6 +37,25 @@ impl Writing<'_> {
         Ok(ino)
     }
 
+    /// As [`Writing::copy_up_base`], for an operation after which the kernel does not walk to the
+    /// node again: one on an open file, or one of a command. So ESTALE would not help.
+    ///
+    /// # Errors
+    /// As [`Writing::copy_up_base`]; [`FsError::Drift`] if the node is no longer at its path.
+    pub(super) fn copy_up_without_walk(
+        &mut self,
+        ino: Ino,
+        path: &TreePath,
+        node: &LowerNode,
+    ) -> FsResult<Ino> {
+        match self.copy_up_base(ino, path, node) {
+            Err(FsError::Stale | FsError::NotFound | FsError::NotADirectory) => {
+                Err(self.drifted(path))
+            }
+            result => result,
+        }
+    }
+
     /// Copies up the node that was found under a name, so that both are in the tree. Returns its
     /// number, and the base node that the name hides.
     ///

@@ -9,7 +9,7 @@ use crate::fs::merged::lower::{Extents, Lower, LowerNode};
 use crate::fs::merged::state::{Found, extents_in};
 use crate::fs::{Attr, Core, Entry};
 use crate::tree::{Meta, Node};
-use crate::types::{FileKind, Ino, NodeId, TreePath};
+use crate::types::{FileKind, Ino, Name, NodeId, TreePath};
 
 /// A node as an operation finds it.
 #[derive(Clone, Debug)]
@@ -126,6 +126,25 @@ impl Core {
             Some(epoch) if epoch != self.lower.epoch() => Arc::new(self.lower.in_epoch(epoch)),
             Some(_) | None => Arc::clone(&self.lower),
         }
+    }
+
+    /// Hands out the node that a lookup has found under a name of the directory `parent`, whose
+    /// number is `dir`.
+    ///
+    /// # Errors
+    /// [`FsError::MustWait`].
+    pub(super) fn look_up(
+        &mut self,
+        parent: NodeId,
+        dir: Ino,
+        name: &Name,
+        found: Found,
+    ) -> FsResult<Entry> {
+        if found.ino().is_some() {
+            self.held.check_open()?;
+        }
+        self.note_alias(dir, name, &found);
+        self.hand_out(parent, found)
     }
 
     /// Counts a lookup of the node that was found under a name in `dir`, and advertises it to the

@@ -3,17 +3,18 @@
 //!
 //! A change releases the core lock while it writes to a file of the store, allocates or punches
 //! blocks there, or compares states. So a slow disk delays no request that only reads, because that
-//! takes the core lock alone. [`Core::append_at_once`] and each use of [`allow_waits`] are
-//! exceptions.
+//! takes the core lock alone. Each use of [`allow_waits`](crate::sys::lock::allow_waits) is an
+//! exception.
 //!
 //! Always true:
 //! * Only the holder of [`Writing`] appends to a log of the head, writes to its pool in place, or
 //!   changes its tree.
 //! * While the core lock is released, other threads can change the quota and what the kernel holds:
 //!   it looks nodes up, forgets them, and follows links. So a change looks at these after its
-//!   record is written. A switch to another state looks again before it is carried out. While a
-//!   directory is copied up, a lookup that finds it at another path of the base waits for the
-//!   change. While a directory moves into another one, a link whose text climbs waits.
+//!   record is written. A switch to another state looks again before it is carried out; lookups
+//!   that find a node wait from its last look on. While a directory is copied up, a lookup that
+//!   finds it at another path of the base waits for the change. While a directory moves into
+//!   another one, a link whose text climbs waits.
 //! * The log of the edit history gets the records of a change before any of its bytes are in place.
 
 use std::ops::{Deref, DerefMut};
@@ -22,7 +23,7 @@ use crate::error::{FsError, FsResult};
 use crate::fs::merged::answers;
 use crate::fs::{Core, Fs};
 use crate::store::record::Record;
-use crate::sys::lock::{RankedGuard, allow_waits};
+use crate::sys::lock::RankedGuard;
 use crate::tree::{Edit, Misfit};
 
 /// Both locks of a change that is under way. Derefs to [`Core`].
@@ -111,7 +112,10 @@ impl Writing<'_> {
     }
 
     /// Appends a record to the journal of the upper layer, and counts its bytes.
-    fn append(&mut self, record: &Record) -> FsResult<()> {
+    ///
+    /// # Errors
+    /// Those of the store; then nothing has changed.
+    pub(in crate::fs) fn append(&mut self, record: &Record) -> FsResult<()> {
         answers::check_complete()?;
         self.write_edits();
         let mut frame = self.upper.begin_record(record)?;
@@ -128,26 +132,6 @@ impl Writing<'_> {
         if let Some(edits) = &mut self.edits {
             edits.end_write(written);
         }
-    }
-}
-
-impl Core {
-    /// Appends a record to the journal of the upper layer at once, and counts its bytes: for a
-    /// switch, which must not release the core lock after its last look at the held nodes.
-    ///
-    /// # Errors
-    /// Those of the store; then nothing has changed.
-    pub(in crate::fs) fn append_at_once(&mut self, record: &Record) -> FsResult<()> {
-        answers::check_complete()?;
-        let _allowed = allow_waits();
-        if let Some(edits) = &mut self.edits {
-            edits.write();
-        }
-        let mut frame = self.upper.begin_record(record)?;
-        frame.write();
-        let bytes = self.upper.end_record(record, frame)?;
-        self.quota.add(bytes);
-        Ok(())
     }
 }
 

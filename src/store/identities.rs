@@ -20,7 +20,6 @@ use crate::store::io::log;
 use crate::store::io::log::{Log, Torn};
 use crate::store::ledger::LedgerRecord;
 use crate::store::record::IdentityRecord;
-use crate::sys::lock::allow_waits;
 use crate::types::{BaseMark, Ino};
 
 /// The file of the log.
@@ -304,8 +303,6 @@ impl Identities {
     }
 
     fn append(&mut self, record: IdentityRecord) -> Result<()> {
-        // A lookup gets a number under the core lock. Few base nodes need a record for that.
-        let _allowed = allow_waits();
         self.log.append(&record)?;
         self.note(record);
         Ok(())
@@ -332,8 +329,6 @@ impl Identities {
     /// # Errors
     /// As [`Log::append`] and [`Log::sync`].
     pub fn sync(&mut self) -> Result<()> {
-        // As in `append`: the first own number of a process is reserved with a sync.
-        let _allowed = allow_waits();
         if !self.is_synced() {
             if self.in_doubt {
                 // The last process may have been killed during a sync, or a sync found no space. A
@@ -359,8 +354,12 @@ impl Store {
     /// # Errors
     /// As [`Identities::of`].
     pub fn number_of(&self, dev: u64, host: u64) -> Result<Ino> {
-        let known = self.known_numbers.read().of(dev, host);
-        known.map_or_else(|| self.identities.lock().of(dev, host), Ok)
+        self.known_number(dev, host).map_or_else(|| self.identities.lock().of(dev, host), Ok)
+    }
+
+    /// The number of a base node, if it needs no new record.
+    pub fn known_number(&self, dev: u64, host: u64) -> Option<Ino> {
+        self.known_numbers.read().of(dev, host)
     }
 
     /// Compacts the log, if that makes it much shorter.

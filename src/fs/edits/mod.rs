@@ -186,11 +186,6 @@ impl EditHistory {
         self.log.end_write(written);
     }
 
-    /// Writes the records that are not in the file of the log yet.
-    pub(super) fn write(&mut self) {
-        self.log.write();
-    }
-
     /// Adapts the record numbers after a rewrite of the log.
     fn renumber_records(&mut self) {
         let synced = self.synced;

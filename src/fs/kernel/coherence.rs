@@ -297,7 +297,8 @@ impl Core {
     /// was moved after the base was asked. One that was moved back is cut off from that path.
     ///
     /// # Errors
-    /// ESTALE, and the kernel walks the path again. [`FsError::MustWait`].
+    /// ESTALE: for an operation on a path, the kernel then walks that path again.
+    /// [`FsError::MustWait`].
     pub(in crate::fs) fn check_not_seen_elsewhere(
         &mut self,
         dirs: &[(Ino, TreePath)],
@@ -313,6 +314,17 @@ impl Core {
             self.cut_off_if_moved(*ino, path)?;
         }
         Ok(())
+    }
+
+    /// Refuses to move a directory that the kernel does not see in `parent`. Another process moved
+    /// it in the base since the kernel looked it up, so the kernel would move another node.
+    ///
+    /// # Errors
+    /// ESTALE, and the kernel walks the path again.
+    pub(in crate::fs) fn check_is_seen_in(&self, parent: NodeId, dir: Ino) -> FsResult<()> {
+        let held = self.held.id_of(dir).and_then(|id| self.held.get(id));
+        let is_seen = held.is_some_and(|held| held.within == Some(parent));
+        if is_seen || !self.coherence.has_kernel { Ok(()) } else { Err(FsError::Stale) }
     }
 
     /// The directory that the kernel sees at a path of the base, if the base still has it there.
@@ -338,8 +350,7 @@ impl Core {
     pub(in crate::fs) fn content_target(&mut self, id: NodeId) -> FsResult<Target> {
         let target = match (self.target(id), self.held.get(id).map(|held| &held.state)) {
             (Err(FsError::Stale), Some(NodeState::Live { base: Some(path) })) => {
-                self.lower.note(path, CHANGED);
-                return Err(FsError::Drift(path.clone()));
+                return Err(self.drifted(path));
             }
             (target, _) => target?,
         };
@@ -366,8 +377,14 @@ impl Core {
             Target::Orphan(_) => None,
         };
         let path = path.unwrap_or_else(TreePath::root);
-        self.lower.note(&path, CHANGED);
-        Err(FsError::Drift(path))
+        Err(self.drifted(&path))
+    }
+
+    /// The error for a file whose content the base no longer has as the kernel knows it. `status`
+    /// shows the path.
+    pub(in crate::fs) fn drifted(&self, path: &TreePath) -> FsError {
+        self.lower.note(path, CHANGED);
+        FsError::Drift(path.clone())
     }
 
     /// Refuses to append to a base file at another offset than its end, because the kernel chose
@@ -386,8 +403,7 @@ impl Core {
             return Ok(());
         }
         self.coherence.mark_stale(id, Change::Content);
-        self.lower.note(path, CHANGED);
-        Err(FsError::Drift(path.clone()))
+        Err(self.drifted(path))
     }
 }
 

@@ -12,7 +12,9 @@
 
 use std::collections::{BTreeSet, HashMap};
 
+use crate::error::FsResult;
 use crate::fs::kernel::cached_attrs::CachedAttrs;
+use crate::fs::merged::answers;
 use crate::types::{Ino, NodeId, TreePath};
 
 /// A node that the kernel holds.
@@ -85,6 +87,8 @@ pub struct NodeTable {
     next: u64,
     /// The ids that changed since [`NodeTable::watch`]; none if no switch watches.
     changed: Option<BTreeSet<NodeId>>,
+    /// A switch has looked at the nodes for the last time, so lookups wait.
+    is_closed: bool,
 }
 
 impl NodeTable {
@@ -106,9 +110,22 @@ impl NodeTable {
         self.changed.as_mut().map(std::mem::take).unwrap_or_default()
     }
 
-    /// Ends what [`NodeTable::watch`] began.
+    /// Lets lookups that find a node wait until [`NodeTable::end_watch`].
+    pub(in crate::fs) fn close(&mut self) {
+        self.is_closed = true;
+    }
+
+    /// Ends what [`NodeTable::watch`] and [`NodeTable::close`] began.
     pub(in crate::fs) fn end_watch(&mut self) {
-        self.changed = None;
+        (self.changed, self.is_closed) = (None, false);
+    }
+
+    /// Refuses to hold what a lookup has found while the table is closed.
+    ///
+    /// # Errors
+    /// [`MustWait`](crate::error::FsError::MustWait), until the switch has ended.
+    pub(in crate::fs) fn check_open(&self) -> FsResult<()> {
+        if self.is_closed { Err(answers::must_wait()) } else { Ok(()) }
     }
 
     fn note_changed(&mut self, id: NodeId) {

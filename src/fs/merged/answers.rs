@@ -18,7 +18,7 @@ use std::collections::HashMap;
 use crate::error::{FsError, FsResult};
 use crate::types::{Fingerprint, Ino, TreePath};
 
-/// A question to the base about a path.
+/// A question to the base, or to the log of inode numbers that belongs to it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(in crate::fs) enum Question {
     /// The metadata of the node.
@@ -35,6 +35,10 @@ pub(in crate::fs) enum Question {
     Origin(TreePath, Fingerprint),
     /// Where the file has data.
     DataRuns(TreePath),
+    /// The inode number of the node with this device and host number, which needs one of our own.
+    Number(u64, u64),
+    /// A new inode number for the node, because another node of the tree has its number.
+    OtherNumber(u64, u64),
 }
 
 type Answer = Box<dyn Any>;

@@ -47,7 +47,7 @@ impl Writing<'_> {
         privileges: PrivilegeBits<'_>,
         touch: Touch,
     ) -> FsResult<Change> {
-        let file = self.writable(target)?;
+        let file = self.writable_content(target)?;
         self.begin_change(file, touch)?;
         let mut meta = self.meta_after_change(file, touch, privileges)?;
         privileges.clear_bare_setgid(&mut meta);

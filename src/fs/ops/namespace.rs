@@ -38,8 +38,7 @@ impl Fs {
         self.with_name((dir, name), |core| {
             core.coherence.name_looked_up(dir, name);
             let slot = core.slot(dir, name)?;
-            core.note_alias(slot.dir, name, &slot.found);
-            core.hand_out(dir, slot.found)
+            core.look_up(dir, slot.dir, name, slot.found)
         })
     }
 

@@ -361,8 +361,7 @@ impl Core {
         // An error is reported when the kernel looks the name up. If the name has another node by
         // now, the kernel may hold that one.
         let found = self.find(dir, lower, name).ok().filter(|found| found.ino() == Some(ino))?;
-        self.note_alias(dir, name, &found);
-        let entry = self.hand_out(id, found).ok()?;
+        let entry = self.look_up(id, dir, name, found).ok()?;
         self.coherence.name_looked_up(id, name);
         Some(entry)
     }

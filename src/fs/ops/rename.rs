@@ -172,6 +172,7 @@ impl Writing<'_> {
         self.copy_up_parent(source)?;
         self.copy_up_parent(target)?;
         let (ino, hides) = self.copy_up_found(source.dir, &source.name, &source.found)?;
+        self.check_slots_are_seen([source, target], &[(ino, source.parent)])?;
         let mut edits = Vec::with_capacity(8);
         let to = hides.map(Dentry::Whiteout);
         edits.push(Edit::Dentry { dir: source.dir, name: source.name.clone(), to });
@@ -199,6 +200,23 @@ impl Writing<'_> {
         Ok(removed)
     }
 
+    /// Checks that the kernel still sees the directories of two slots, and each moved node in the
+    /// directory in which it was found. All of them are in the tree, so from here on no lookup cuts
+    /// one off.
+    ///
+    /// # Errors
+    /// ESTALE, and the kernel walks the paths again.
+    fn check_slots_are_seen(&self, slots: [&Slot; 2], moved: &[(Ino, NodeId)]) -> FsResult<()> {
+        for slot in slots {
+            if self.held.id_of(slot.dir) != Some(slot.parent) {
+                return Err(FsError::Stale);
+            }
+        }
+        let is_dir = |ino| self.tree.node(ino).is_some_and(|node| node.kind() == FileKind::Dir);
+        let dirs = moved.iter().filter(|(ino, _)| is_dir(*ino));
+        dirs.into_iter().try_for_each(|(ino, parent)| self.check_is_seen_in(*parent, *ino))
+    }
+
     /// Checks that a directory replaces an empty directory, and any other node no directory.
     /// Returns whether a directory is replaced.
     fn check_replace(&self, moves_dir: bool, target: &Slot) -> FsResult<bool> {
@@ -219,6 +237,7 @@ impl Writing<'_> {
         self.copy_up_parent(target)?;
         let (a, a_hides) = self.copy_up_found(source.dir, &source.name, &source.found)?;
         let (b, b_hides) = self.copy_up_found(target.dir, &target.name, &target.found)?;
+        self.check_slots_are_seen([source, target], &[(a, source.parent), (b, target.parent)])?;
         let child = |slot: &Slot, ino, hides| Edit::Dentry {
             dir: slot.dir,
             name: slot.name.clone(),

@@ -128,7 +128,7 @@ impl Core {
     }
 
     /// Remembers a name by which the kernel knows a file with several links and the tree does not.
-    pub(super) fn note_alias(&mut self, dir: Ino, name: &Name, found: &Found) {
+    pub(in crate::fs) fn note_alias(&mut self, dir: Ino, name: &Name, found: &Found) {
         let (ino, links) = match found {
             Found::Upper(ino, Some(_)) if self.tree.dentry(dir, name).is_none() => (*ino, 2),
             Found::Base(ino, _, node) if node.kind() != FileKind::Dir => (*ino, node.nlink()),
@@ -189,7 +189,7 @@ impl Writing<'_> {
     /// The edits that remove the file at a path, for an operation that the kernel did not ask for.
     ///
     /// # Errors
-    /// EISDIR for the root; ENOENT; as [`Writing::copy_up_base`].
+    /// EISDIR for the root; ENOENT; as [`Writing::copy_up_without_walk`].
     pub(in crate::fs) fn stage_unlink(
         &mut self,
         path: &TreePath,
@@ -197,7 +197,7 @@ impl Writing<'_> {
     ) -> FsResult<Vec<Edit>> {
         let (above, name) = path.split().ok_or(FsError::IsADirectory)?;
         let dir = match self.resolve(&above)? {
-            Found::Base(ino, base, node) => self.copy_up_base(ino, &base, &node)?,
+            Found::Base(ino, base, node) => self.copy_up_without_walk(ino, &base, &node)?,
             Found::Upper(ino, _) => ino,
             Found::Nothing(_) => return Err(FsError::NotFound),
         };

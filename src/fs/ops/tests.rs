@@ -7,6 +7,7 @@ mod switches;
 
 use std::cell::Cell;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -19,7 +20,7 @@ use crate::jail::{Jail, Policy};
 use crate::store::record::{LayerKind, Seal};
 use crate::store::{Store, StoreOptions};
 use crate::tree::Tree;
-use crate::types::{Epoch, FileKind, Name, NodeId};
+use crate::types::{Epoch, FileKind, Ino, Name, NodeId};
 
 /// A filesystem whose base has files `a` to `h` in the directory `d`.
 struct Place {
@@ -354,4 +355,32 @@ fn a_write_in_place_and_to_fresh_addresses_is_the_last_where_it_is_recorded_last
     wanted[4000..4200].fill(b'c');
     wanted[4090..4140].fill(b'd');
     assert!(read(&place.fs, file) == wanted);
+}
+
+/// A debug build panics if the disk takes the record of the number under the core lock.
+#[test]
+fn a_base_node_gets_a_number_of_its_own_without_the_core_lock() {
+    let place = Place::new();
+    let fs = &place.fs;
+    let [a, b] = ["a", "b"]
+        .map(|file| std::fs::metadata(place._dir.path().join("base/d").join(file)).unwrap());
+    fs.store.identities().lock().name(a.dev(), a.ino(), Ino(b.ino())).unwrap();
+    let found = fs.lookup(place.dir, &name("b")).unwrap();
+    assert!(found.attr.ino >= Ino::OWN_RANGE);
+    assert_eq!(fs.lookup(place.dir, &name("a")).unwrap().attr.ino, Ino(b.ino()));
+    assert_eq!(fs.lookup(place.dir, &name("b")).unwrap().attr.ino, found.attr.ino);
+    assert_eq!(read(fs, found.id), b"content");
+}
+
+/// The tree has a record with the number of `b`, and the host has given that to another file.
+#[test]
+fn a_base_node_whose_number_the_tree_has_gets_another_one_without_the_core_lock() {
+    let place = Place::new();
+    let (fs, base) = (&place.fs, place._dir.path().join("base/d"));
+    let b = place.file("b");
+    fs.write(b, 0, b"CONTENT", false).unwrap();
+    std::fs::rename(base.join("b"), base.join("new")).unwrap();
+    let found = fs.lookup(place.dir, &name("new")).unwrap();
+    assert!(found.id != b && found.attr.ino >= Ino::OWN_RANGE);
+    assert_eq!((read(fs, found.id), read(fs, b)), (b"content".to_vec(), b"CONTENT".to_vec()));
 }

@@ -34,6 +34,20 @@ impl Writing<'_> {
         }
     }
 
+    /// As [`Writing::writable`], for the content of an open file.
+    ///
+    /// # Errors
+    /// As [`Writing::copy_up_without_walk`].
+    pub(super) fn writable_content(&mut self, target: Target) -> FsResult<Writable> {
+        match target {
+            Target::Base(ino, path, node) => {
+                let key = self.copy_up_without_walk(ino, &path, &node)?;
+                Ok(Writable { key, is_orphan: false })
+            }
+            target => self.writable(target),
+        }
+    }
+
     /// Copies up a node that was resolved, unless the tree has it. Returns its number.
     ///
     /// # Errors

@@ -1,9 +1,10 @@
 //! Installs another state in place, while the kernel holds nodes of the present one.
 //!
 //! The lock of changes is held all the time, so the present state stays as it is. The core lock is
-//! released while the plan is made, because the base may be slow. Programs look nodes up and forget
-//! them meanwhile. So the plan is completed until it fits what the kernel holds, and is carried out
-//! before the core lock is released again.
+//! released while the plan is made and its record is written, because the base and the disk may be
+//! slow. Programs look nodes up and forget them meanwhile. So the plan is completed until it fits
+//! what the kernel holds. Lookups that would hold a node wait only for the last part of it, and the
+//! plan is carried out before the core lock is released again.
 
 use crate::error::FsResult;
 use crate::fs::merged::answers::at_once;
@@ -11,48 +12,47 @@ use crate::fs::switch::Invalidations;
 use crate::fs::switch::plan::{Changes, LeftToBase, NewOrphan, SwitchPlan};
 use crate::fs::writing::Writing;
 use crate::fs::{Core, State};
-use crate::sys::lock::allow_waits;
 
-/// The number of times that a plan is completed without the core lock. Each time only nodes are
-/// left that programs have looked up meanwhile, so there are soon few.
+/// The number of times that a plan is completed while programs look nodes up. Each time only nodes
+/// are left that they have looked up meanwhile, so there are soon few.
 pub(in crate::fs) const MOST_ROUNDS: usize = 4;
 
 impl Writing<'_> {
     /// Replaces the state, and calls `record` when nothing else can fail any more. Returns what the
-    /// kernel must invalidate, and the result of `record`. `same_content` says that every file has
-    /// the same content in `after`, wherever that is stored.
+    /// kernel must invalidate. `same_content` says that every file has the same content in `after`,
+    /// wherever that is stored.
     ///
     /// # Errors
     /// Those of the base and of `record`; then nothing has changed.
-    pub(in crate::fs) fn install<T>(
+    pub(in crate::fs) fn install(
         &mut self,
         after: &State,
         same_content: bool,
-        record: impl FnOnce(&mut Core) -> FsResult<T>,
-    ) -> FsResult<(Invalidations, T)> {
+        record: impl FnOnce(&mut Self) -> FsResult<()>,
+    ) -> FsResult<Invalidations> {
         let before = self.state.clone();
         let how = (same_content, self.coherence.is_writeback());
         self.held.watch();
         let mut plan = self.released(|| at_once(|| SwitchPlan::new((&before, after), how)))?;
-        self.complete(&mut plan)?;
-        let recorded = record(self)?;
-        self.held.end_watch();
-        let changes = plan.into_changes(|ino| self.held.id_of(ino));
-        Ok((self.carry_out(changes, &before, after.clone()), recorded))
-    }
-
-    /// Completes the plan, until it fits what the kernel holds.
-    fn complete(&mut self, plan: &mut SwitchPlan<'_>) -> FsResult<()> {
-        let mut unplanned = plan.take_unplanned(self);
         for _ in 0..MOST_ROUNDS {
+            let unplanned = plan.take_unplanned(self);
             if unplanned.is_empty() {
-                return Ok(());
+                break;
             }
             self.released(|| at_once(|| plan.add(unplanned)))?;
-            unplanned = plan.take_unplanned(self);
         }
-        let _allowed = allow_waits();
-        at_once(|| plan.add(unplanned))
+        record(self)?;
+        self.held.close();
+        let unplanned = plan.take_unplanned(self);
+        if !unplanned.is_empty() {
+            self.released(|| at_once(|| plan.add_last(unplanned)));
+            // The kernel may have sent FORGET meanwhile.
+            let held = plan.take_unplanned(self);
+            debug_assert!(held.is_empty(), "lookups wait");
+        }
+        self.held.end_watch();
+        let changes = plan.into_changes(|ino| self.held.id_of(ino));
+        Ok(self.carry_out(changes, &before, after.clone()))
     }
 }
 
@@ -87,6 +87,8 @@ impl Core {
                 self.coherence.note_left_to_base(&mut self.held, id, cached);
             }
         }
+        let core = &mut *self;
+        core.upper.check_journal(&core.state.tree);
         invalidations
     }
 }

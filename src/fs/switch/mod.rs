@@ -62,8 +62,8 @@ impl Fs {
         self.sync_exchange(&mut gate)?;
         let mut core = self.writing();
         let before = core.state.clone();
-        let (invalidations, layer) =
-            core.install(&state, false, |core| Ok(core.upper.replace(upper)))?;
+        let invalidations = core.install(&state, false, |_| Ok(()))?;
+        let layer = core.upper.replace(upper);
         Ok(Switched { invalidations, layer, state: before })
     }
 

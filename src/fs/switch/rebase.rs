@@ -6,7 +6,6 @@ use crate::fs::switch::seal::Replaced;
 use crate::fs::{Fs, Invalidations, State};
 use crate::store::layer::Upper;
 use crate::store::record::{Record, Seal};
-use crate::sys::lock::allow_waits;
 use crate::tree::Tree;
 use crate::types::LayerId;
 
@@ -56,13 +55,12 @@ impl Fs {
         let is_changed = core.upper.is_changed();
         let all = || Record::Edits(Tree::new().edits_to(&state.tree).collect());
         let all = is_changed.then(|| core.released(all));
-        let (invalidations, layer) = core.install(&state, true, |core| {
-            // The store takes a layer with a record for the present one, so nothing may fail after
-            // it, and no program may write to the layer before.
-            let _allowed = allow_waits();
-            all.iter().try_for_each(|record| next.record(record))?;
-            Ok(core.upper.replace(next))
+        // The store takes a layer with a record for the present one, so nothing may fail after it,
+        // and no program may write to the layer before.
+        let invalidations = core.install(&state, true, |core| {
+            Ok(core.released(|| all.iter().try_for_each(|record| next.record(record)))?)
         })?;
+        let layer = core.upper.replace(next);
         let mark = core.edits.as_ref().map(EditHistory::log_mark);
         drop(core);
         let sealed = is_changed.then(|| {

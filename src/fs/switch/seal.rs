@@ -10,7 +10,7 @@ use crate::error::{FsResult, Result};
 use crate::fs::edits::{EditHistory, LogMark};
 use crate::fs::sync::SyncGate;
 use crate::fs::writing::Writing;
-use crate::fs::{Core, Fs, Invalidations, State};
+use crate::fs::{Fs, Invalidations, State};
 use crate::store::layer::Upper;
 use crate::store::record::{Record, Seal};
 use crate::sys::clock;
@@ -84,8 +84,7 @@ impl Fs {
                 return Ok((after, Invalidations::default()));
             }
             let record = Record::Edits(edits);
-            let append = |core: &mut Core| core.append_at_once(&record);
-            let (invalidations, ()) = core.install(&after, false, append)?;
+            let invalidations = core.install(&after, false, |core| core.append(&record))?;
             Ok((after, invalidations))
         })?;
         Ok(Changed { layer, from, to, sealed })

@@ -422,12 +422,11 @@ impl Writing<'_> {
             after.tree.apply(edit).map_err(|misfit| FsError::Damage(misfit.0))?;
         }
         let record = Record::Edits(edits);
-        let record = |core: &mut Core| {
+        let invalidations = self.install(&after, false, |core| {
             answers::check_complete()?;
             before(core);
-            core.append_at_once(&record)
-        };
-        let (invalidations, ()) = self.install(&after, false, record)?;
+            core.append(&record)
+        })?;
         answers::note_committed();
         Ok(invalidations)
     }
@@ -444,7 +443,7 @@ impl Writing<'_> {
             }
             (found, Some(content)) => {
                 let ino = match found {
-                    Found::Base(ino, base, node) => self.copy_up_base(*ino, base, node)?,
+                    Found::Base(ino, base, node) => self.copy_up_without_walk(*ino, base, node)?,
                     Found::Upper(ino, _) => *ino,
                     Found::Nothing(_) => return Err(FsError::NotFound.into()),
                 };
@@ -504,7 +503,7 @@ impl Writing<'_> {
             }
         }
         let mut dir = match dir {
-            Found::Base(ino, base, node) => self.copy_up_base(ino, &base, &node)?,
+            Found::Base(ino, base, node) => self.copy_up_without_walk(ino, &base, &node)?,
             Found::Upper(ino, _) if self.tree.node(ino).is_some() => ino,
             Found::Upper(..) | Found::Nothing(_) => return Err(FsError::NotFound),
         };

@@ -28,6 +28,9 @@ pub use data::Extents;
 std::thread_local! {
     /// The number of base nodes that this thread looked up.
     pub(in crate::fs) static LOOKUPS: std::cell::Cell<u64> = const { std::cell::Cell::new(0) };
+    /// The number of the last one that succeeds; the base does not answer the later ones.
+    pub(in crate::fs) static LAST_LOOKUP: std::cell::Cell<u64> =
+        const { std::cell::Cell::new(u64::MAX) };
 }
 
 /// The names of a directory, with the inode number of each and, where the host reports it, the
@@ -264,7 +267,12 @@ impl Lower {
             let (base, asked) = (Arc::clone(&self.base), path.clone());
             answers::answer(Question::Stat(path.clone()), move || {
                 #[cfg(test)]
-                LOOKUPS.set(LOOKUPS.get() + 1);
+                {
+                    LOOKUPS.set(LOOKUPS.get() + 1);
+                    if LOOKUPS.get() > LAST_LOOKUP.get() {
+                        return Err(FsError::Host(libc::EIO));
+                    }
+                }
                 base.stat(&asked)
             })
         })
@@ -297,7 +305,7 @@ impl Lower {
         }
         match stat() {
             Ok(stat) => {
-                let ino = self.store.number_of(stat.dev, stat.ino)?;
+                let ino = self.number_of(stat.dev, stat.ino)?;
                 let pre = self.pre_image_of_link(stat.ino, self.epoch);
                 if let Some((pre, epoch)) = pre.filter(|(pre, _)| pre.ino == ino) {
                     return Ok(Some((ino, LowerNode::Pre(Arc::clone(pre), epoch))));
@@ -309,12 +317,24 @@ impl Lower {
         }
     }
 
+    /// The number of a base node. One that is new is a question, because the disk takes a record.
+    fn number_of(&self, dev: u64, host: u64) -> FsResult<Ino> {
+        if let Some(ino) = self.store.known_number(dev, host) {
+            return Ok(ino);
+        }
+        let store = Arc::clone(&self.store);
+        answers::answer(Question::Number(dev, host), move || Ok(store.number_of(dev, host)?))
+    }
+
     /// Assigns a base node a new inode number, because another node of the tree has its number.
     ///
     /// # Errors
     /// Those of the store.
     pub fn renumber(&self, stat: &BaseStat) -> FsResult<Ino> {
-        Ok(self.store.identities().lock().renumber(stat.dev, stat.ino)?)
+        let (store, dev, host) = (Arc::clone(&self.store), stat.dev, stat.ino);
+        answers::answer(Question::OtherNumber(dev, host), move || {
+            Ok(store.identities().lock().renumber(dev, host)?)
+        })
     }
 
     /// The names of a directory.
@@ -371,12 +391,16 @@ impl Lower {
         list: impl FnOnce(&Base, &TreePath) -> FsResult<Vec<BaseEntry>> + 'static,
         has_pre_image: bool,
     ) -> FsResult<Names> {
-        let (base, asked) = (Arc::clone(&self.base), path.clone());
+        let (base, store, asked) = (Arc::clone(&self.base), Arc::clone(&self.store), path.clone());
         let listed = answers::answer(Question::Names(path.clone()), move || {
-            list(&base, &asked).map(Arc::new)
+            let numbered = |entry: BaseEntry| {
+                Ok((entry.name, (store.number_of(entry.dev, entry.ino)?, entry.kind)))
+            };
+            let names: FsResult<Names> = list(&base, &asked)?.into_iter().map(numbered).collect();
+            names.map(Arc::new)
         });
-        let entries = match listed {
-            Ok(entries) => entries,
+        match listed {
+            Ok(names) => Ok(Names::clone(&names)),
             Err(FsError::NotFound | FsError::NotADirectory) => {
                 // An apply that removed the directory kept its names as pre-images.
                 if !has_pre_image {
@@ -386,14 +410,10 @@ impl Lower {
                          files in it that were not copied up are lost",
                     );
                 }
-                return Ok(Names::new());
+                Ok(Names::new())
             }
-            Err(error) => return Err(self.noted(path, error)),
-        };
-        let known = |entry: &BaseEntry| {
-            Ok((entry.name.clone(), (self.store.number_of(entry.dev, entry.ino)?, entry.kind)))
-        };
-        entries.iter().map(known).collect()
+            Err(error) => Err(self.noted(path, error)),
+        }
     }
 
     /// All paths of the wanted nodes. The base has no reverse index, so this scans it, unless

@@ -6,6 +6,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use super::{CALLER, Place, name, read};
+use crate::error::FsError;
 use crate::fs::writing::hook;
 use crate::fs::{Fs, LinkReply, RenameMode, SetAttr, SetXattr};
 use crate::types::{Name, NodeId};
@@ -85,7 +86,7 @@ fn view(fs: &Fs, dirs: [NodeId; 2], nodes: [NodeId; 4]) -> String {
 }
 
 /// Waits for a thread that ends soon, unless it waits for the change.
-fn wait_a_little_for<T>(thread: &JoinHandle<T>) {
+pub(super) fn wait_a_little_for<T>(thread: &JoinHandle<T>) {
     for _ in 0..100 {
         if thread.is_finished() {
             break;
@@ -256,6 +257,82 @@ fn a_file_below_a_directory_that_was_moved_in_the_base_and_back_can_be_written()
     assert_ne!(now, moved);
     assert_eq!(read(fs, fs.lookup(now, &name("b")).unwrap().id), b"CONTENT");
     assert!(fs.lookup(NodeId::ROOT, &name("e")).is_err());
+}
+
+/// The kernel does not walk to an open file again, so ESTALE would not help the program.
+#[test]
+fn a_write_below_a_directory_that_moves_in_the_base_meanwhile_succeeds_or_reports_the_change() {
+    let mut changed = 0;
+    for move_at in 0..10 {
+        let place = Place::new();
+        let (fs, base) = (Arc::clone(&place.fs), place._dir.path().join("base"));
+        let file = place.file("b");
+        let lookup = Arc::new(Mutex::new(None));
+        let (asking, to, mut calls) = (Arc::clone(&fs), Arc::clone(&lookup), 0);
+        hook::set(move || {
+            if calls == move_at {
+                std::fs::rename(base.join("d"), base.join("e")).unwrap();
+                let asking = Arc::clone(&asking);
+                let lookup = std::thread::spawn(move || asking.lookup(NodeId::ROOT, &name("e")));
+                wait_a_little_for(&lookup);
+                *to.lock().unwrap() = Some(lookup);
+            }
+            calls += 1;
+        });
+        let written = fs.write(file, 0, b"CONTENT", false);
+        hook::clear();
+        let Some(lookup) = lookup.lock().unwrap().take() else { break };
+        lookup.join().unwrap().unwrap();
+        match written {
+            Ok(_) => assert_eq!(read(&fs, file), b"CONTENT", "moved at call {move_at}"),
+            Err(FsError::Drift(_)) => changed += 1,
+            Err(error) => panic!("moved at call {move_at}: {error}"),
+        }
+    }
+    assert!(changed > 0);
+}
+
+/// Another process moves `d/x` away in the base while `d` is copied up for a rename of `d/x`, the
+/// kernel looks it up there and forgets it again, and it comes back. So the kernel's dentry is that
+/// of an orphan, which must not move.
+#[test]
+fn a_directory_that_was_cut_off_during_its_rename_does_not_move() {
+    let [mut done, mut refused] = [0, 0];
+    for move_at in 0..10 {
+        let place = Place::new();
+        let (fs, base) = (Arc::clone(&place.fs), place._dir.path().join("base"));
+        std::fs::create_dir(base.join("d/x")).unwrap();
+        let old = place.file("x");
+        let (asking, mut calls) = (Arc::clone(&fs), 0);
+        hook::set(move || {
+            if calls == move_at {
+                std::fs::rename(base.join("d/x"), base.join("e")).unwrap();
+                let asking = Arc::clone(&asking);
+                let lookup = std::thread::spawn(move || {
+                    let found = asking.lookup(NodeId::ROOT, &name("e"));
+                    found.into_iter().for_each(|found| asking.forget(found.id, 1));
+                });
+                wait_a_little_for(&lookup);
+                std::fs::rename(base.join("e"), base.join("d/x")).unwrap();
+            }
+            calls += 1;
+        });
+        let mode = RenameMode::Replace;
+        let renamed = fs.rename(place.dir, &name("x"), NodeId::ROOT, &name("up"), mode, 1);
+        hook::clear();
+        match renamed {
+            Ok(()) => {
+                let now = fs.lookup(NodeId::ROOT, &name("up")).map(|found| found.id);
+                assert_eq!(now, Ok(old), "moved at call {move_at}");
+                done += 1;
+            }
+            Err(error) => {
+                assert_eq!(error, FsError::Stale, "moved at call {move_at}");
+                refused += 1;
+            }
+        }
+    }
+    assert!(done > 0 && refused > 0, "{done} done, {refused} refused");
 }
 
 /// `d/sub/link` leads up two levels, which stays inside until `d/sub` is moved to the root.

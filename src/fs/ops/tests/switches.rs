@@ -3,7 +3,9 @@
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
+use super::interleaving::wait_a_little_for;
 use super::{CALLER, Place, name, read, seal};
+use crate::fs::merged::lower::{LAST_LOOKUP, LOOKUPS};
 use crate::fs::switch::install::MOST_ROUNDS;
 use crate::fs::writing::hook;
 use crate::fs::{Fs, Rebasing, SetAttr, State, Switched};
@@ -87,20 +89,13 @@ fn the_kernel_sees_the_state_before_a_restore_until_the_other_one_is_installed()
     assert!(fs.lookup(dir, &name("made")).is_err());
 }
 
-#[test]
-fn a_file_that_is_looked_up_during_a_merge_stays_what_it_was_for_its_holders() {
-    let changed = Changed::new();
-    let (fs, dir) = (Arc::clone(&changed.place.fs), changed.place.dir);
+/// Cuts `d/b` to three bytes, as a merge does. Calls `each` in another thread whenever the core
+/// lock is released.
+fn merge(fs: &Fs, each: impl FnMut() + Send + 'static) {
     let next = fs.upper_layer();
     let next = fs.store.create_layer(Some(next), "main", Epoch(0), LayerKind::Continues).unwrap();
     let seal = Seal { name: None, message: String::new(), time: now(), automatic: true };
-    let (asking, found) = (Arc::clone(&fs), Arc::new(Mutex::new(None)));
-    let to = Arc::clone(&found);
-    hook::set(move || {
-        let id = asking.lookup(dir, &name("b")).unwrap().id;
-        assert_eq!(read(&asking, id), b"CONTENT");
-        *to.lock().unwrap() = Some(id);
-    });
+    hook::set(each);
     let merged = fs.seal_and_change(next, seal, |now| {
         let b = now.resolve(&TreePath::parse(b"d/b").unwrap())?.ino().unwrap();
         let edits = vec![Edit::Resize { ino: b, size: 3 }];
@@ -110,9 +105,58 @@ fn a_file_that_is_looked_up_during_a_merge_stays_what_it_was_for_its_holders() {
     });
     hook::clear();
     assert!(merged.unwrap().to.is_ok());
-    let id = found.lock().unwrap().unwrap();
-    assert_eq!((read(&fs, id), links(&fs, id)), (b"CONTENT".to_vec(), 0));
-    assert_eq!(read(&fs, changed.place.file("b")), b"CON");
+}
+
+/// The merge makes the edits, compares the trees, plans for the root, and writes its record, and
+/// releases the core lock for each.
+#[test]
+fn a_file_that_is_looked_up_during_a_merge_stays_what_it_was_for_its_holders() {
+    for at in 0..8 {
+        let changed = Changed::new();
+        let (fs, dir) = (Arc::clone(&changed.place.fs), changed.place.dir);
+        let (asking, found) = (Arc::clone(&fs), Arc::new(Mutex::new(None)));
+        let (to, mut calls) = (Arc::clone(&found), 0);
+        merge(&fs, move || {
+            if calls == at {
+                let id = asking.lookup(dir, &name("b")).unwrap().id;
+                assert_eq!(read(&asking, id), b"CONTENT");
+                *to.lock().unwrap() = Some(id);
+            }
+            calls += 1;
+        });
+        let id = found.lock().unwrap().unwrap();
+        let then = (read(&fs, id), links(&fs, id));
+        assert_eq!(then, (b"CONTENT".to_vec(), 0), "at call {at}");
+        assert_eq!(read(&fs, changed.place.file("b")), b"CON");
+    }
+}
+
+/// The base cannot answer for a file that is looked up while the record is written.
+#[test]
+fn a_merge_that_is_on_record_takes_place_though_the_base_cannot_answer() {
+    let merge_with_lookup = |from: u64| {
+        let changed = Changed::new();
+        let (fs, dir) = (Arc::clone(&changed.place.fs), changed.place.dir);
+        fs.forget(changed.place.file("a"), 2);
+        let (asking, found, mut calls) = (Arc::clone(&fs), Arc::new(Mutex::new(None)), 0);
+        let to = Arc::clone(&found);
+        let before = LOOKUPS.get();
+        LAST_LOOKUP.set(before.saturating_add(from));
+        merge(&fs, move || {
+            if calls == 7 {
+                *to.lock().unwrap() = Some(asking.lookup(dir, &name("a")).unwrap().id);
+            }
+            calls += 1;
+        });
+        LAST_LOOKUP.set(u64::MAX);
+        assert_eq!(read(&fs, changed.place.file("b")), b"CON");
+        let id = found.lock().unwrap().unwrap();
+        (LOOKUPS.get() - before, fs.getattr(id), changed.place.file("a") != id)
+    };
+    let (lookups, attr, is_another) = merge_with_lookup(u64::MAX);
+    assert!(lookups > 0 && attr.is_ok() && !is_another);
+    let (_, attr, is_another) = merge_with_lookup(0);
+    assert!(attr.is_err() && is_another, "its holders get an error, and a lookup another id");
 }
 
 /// At the first calls the plan has no held node yet. At the later ones it must be completed, as
@@ -161,17 +205,31 @@ fn files_that_are_looked_up_one_after_another_during_a_restore_have_no_names_aft
         let made = fs.mknod(dir, &name(&format!("m{number}")), 0o644, 0, 0, CALLER).unwrap().id;
         fs.forget(made, 1);
     }
-    let found = Arc::new(Mutex::new(Vec::new()));
-    let (asking, to) = (Arc::clone(&fs), Arc::clone(&found));
+    let lookups = Arc::new(Mutex::new(Vec::new()));
+    let (asking, to) = (Arc::clone(&fs), Arc::clone(&lookups));
     changed.restore(move || {
-        let mut found = to.lock().unwrap();
-        let next = name(&format!("m{}", found.len()));
-        found.push(asking.lookup(dir, &next).unwrap().id);
+        let (mut lookups, asking) = (to.lock().unwrap(), Arc::clone(&asking));
+        let next = name(&format!("m{}", lookups.len()));
+        let lookup = std::thread::spawn(move || asking.lookup(dir, &next));
+        wait_a_little_for(&lookup);
+        lookups.push((lookup.is_finished(), lookup));
     });
-    let found = found.lock().unwrap();
-    // Around the comparison of the trees, and around each round without the lock.
-    assert_eq!(found.len(), 2 + 2 * MOST_ROUNDS);
-    found.iter().for_each(|id| assert_eq!(links(&fs, *id), 0));
+    let lookups = std::mem::take(&mut *lookups.lock().unwrap());
+    let (mut answered, mut waited) = (0, 0);
+    for (is_answered, lookup) in lookups {
+        match (is_answered, lookup.join().unwrap()) {
+            (true, found) => {
+                assert_eq!(links(&fs, found.unwrap().id), 0);
+                answered += 1;
+            }
+            (false, found) => {
+                assert!(found.is_err(), "it waited for the restore, which removes the file");
+                waited += 1;
+            }
+        }
+    }
+    // Around the comparison of the trees and each round after it, and around the last look.
+    assert_eq!((answered, waited), (2 + 2 * MOST_ROUNDS, 2));
 }
 
 #[test]
@@ -323,15 +381,14 @@ fn the_layer_of_a_rebase_gets_its_record_when_nothing_else_can_fail() {
     let next = fs.store.create_layer(None, "main", Epoch(0), LayerKind::Continues).unwrap();
     let dir = changed.place._dir.path().join("store/layers").join(format!("{:08}", next.layer().0));
     let empty = layer_bytes(&dir);
-    let (calls, counted) = (Arc::new(Mutex::new(0)), dir.clone());
-    let count = Arc::clone(&calls);
-    hook::set(move || {
-        assert_eq!(layer_bytes(&counted), empty);
-        *count.lock().unwrap() += 1;
-    });
+    let (sizes, counted) = (Arc::new(Mutex::new(Vec::new())), dir.clone());
+    let to = Arc::clone(&sizes);
+    hook::set(move || to.lock().unwrap().push(layer_bytes(&counted)));
     let seal = Seal { name: None, message: String::new(), time: now(), automatic: true };
     let rebased = fs.rebase(next, seal, |now| Ok(Some(now.clone())));
     hook::clear();
     assert!(matches!(rebased, Ok(Rebasing::Rebased(_))));
-    assert!(*calls.lock().unwrap() > 2 && layer_bytes(&dir) > empty);
+    let sizes = sizes.lock().unwrap();
+    let (last, before) = sizes.split_last().unwrap();
+    assert!(before.len() > 4 && before.iter().all(|size| *size == empty) && *last > empty);
 }

@@ -235,8 +235,8 @@ pub enum FsError {
     ReadOnly,
     /// The base changed behind the sandbox at this path: EIO.
     Drift(TreePath),
-    /// An operation under the lock of its head needs an answer of the base, or a write to a pool.
-    /// It runs again after it, so no caller sees this: EIO.
+    /// An operation under the lock of its head needs an answer of the base, a write to a pool, or
+    /// the end of a change. It runs again after that, so no caller sees this: EIO.
     MustWait,
     /// The state in memory or on disk contradicts itself: EIO.
     Damage(&'static str),

@@ -147,13 +147,12 @@ fn some_thread_waits_for_disk(pid: nix::unistd::Pid) -> bool {
 }
 
 #[test]
-fn a_checkpoint_restore_or_undo_that_the_disk_takes_late_delays_no_reader() {
+fn a_checkpoint_or_a_restore_that_the_disk_takes_late_delays_no_reader() {
     let (live, _disk) = live();
     let mut reader = live.puppet("");
     live.checkpoint("c");
-    let commands: [&[&str]; 4] =
-        [&["checkpoint", "d"], &["restore", "c"], &["restore", "d"], &["undo", "w/base"]];
-    for (at, words) in commands.iter().enumerate() {
+    for (at, words) in [["checkpoint", "d"], ["restore", "c"], ["restore", "d"]].iter().enumerate()
+    {
         live.sh(&format!("echo changed{at} > w/base; echo new > w/new{at}; chmod 70{at} dir"));
         let frozen = Frozen::freeze(&live.store);
         std::thread::scope(|scope| {
@@ -170,6 +169,39 @@ fn a_checkpoint_restore_or_undo_that_the_disk_takes_late_delays_no_reader() {
     }
     assert_eq!(live.read("w/base"), "changed0\n");
     assert!(live.exists("w/new0") && !live.exists("w/new1"));
+    reader.end();
+}
+
+/// Reads of files that the kernel knows and of names that are missing.
+const KNOWN_READS: &str = "
+for n in range(40):
+    assert not os.path.lexists(f'd0/gone{n}')
+    assert open(f'd0/{n}').read() == 'content\\n'
+    assert 'x' not in os.listdir('d0')
+";
+
+/// The first undo records the version before it in the log of the edit history. The next one begins
+/// with the record of the new state.
+#[test]
+fn an_undo_that_the_disk_takes_late_delays_no_read_of_a_known_file() {
+    let (live, _disk) = live();
+    let mut reader = live.puppet("");
+    live.sh("for n in 1 2 3; do echo $n > w/file; done");
+    assert!(live.try_jailfs(&["undo", "w/file"]).status.success());
+    reader.run(&format!("d = 'd0'{READS}"));
+    let frozen = Frozen::freeze(&live.store);
+    std::thread::scope(|scope| {
+        let undo = scope.spawn(|| live.try_jailfs(&["undo", "w/file"]));
+        while !some_thread_waits_for_disk(live.pid()) {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        reader.run(KNOWN_READS);
+        assert!(!undo.is_finished());
+        drop(frozen);
+        let output = undo.join().unwrap();
+        assert!(output.status.success(), "{}", harness::text(&output));
+    });
+    assert_eq!(live.read("w/file"), "1\n");
     reader.end();
 }
 

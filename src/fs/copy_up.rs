@@ -37,8 +37,8 @@ impl Writing<'_> {
         Ok(ino)
     }
 
-    /// As [`Writing::copy_up_base`], for an operation after which the kernel does not walk to the
-    /// node again: one on an open file, or one of a command. So ESTALE would not help.
+    /// As [`Writing::copy_up_base`], for a change of an open file or by a command. The kernel does
+    /// not walk to the node again after it, so ESTALE would not help.
     ///
     /// # Errors
     /// As [`Writing::copy_up_base`]; [`FsError::Drift`] if the node is no longer at its path.

@@ -49,6 +49,13 @@ pub struct Move {
     number: u64,
 }
 
+impl Move {
+    /// The directory that moves, by the id for which the move was checked.
+    pub(super) fn dir(&self) -> NodeId {
+        self.dir
+    }
+}
+
 /// An operation that the jail refused.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Refusal {

@@ -11,7 +11,7 @@
 //!   changes its tree.
 //! * While the core lock is released, other threads can change the quota and what the kernel holds:
 //!   it looks nodes up, forgets them, and follows links. So a change looks at these after its
-//!   record is written. A switch to another state looks again before it is carried out; lookups
+//!   record is written. A switch to another state looks again before it is carried out. Lookups
 //!   that find a node wait from its last look on. While a directory is copied up, a lookup that
 //!   finds it at another path of the base waits for the change. While a directory moves into
 //!   another one, a link whose text climbs waits.
@@ -107,8 +107,14 @@ impl Writing<'_> {
         for edit in &edits {
             core.tree.apply(edit).map_err(|Misfit(what)| FsError::Damage(what))?;
         }
-        core.upper.check_journal(&core.state.tree);
+        self.check_journal();
         Ok(())
+    }
+
+    /// Calls the notice if the journal has grown so long that its length is to be checked.
+    pub(in crate::fs) fn check_journal(&mut self) {
+        let core = &mut *self.core;
+        core.upper.check_journal(&core.state.tree);
     }
 
     /// Appends a record to the journal of the upper layer, and counts its bytes.
@@ -140,6 +146,8 @@ impl Writing<'_> {
 #[cfg(test)]
 pub(in crate::fs) mod hook {
     use std::cell::RefCell;
+    use std::thread::JoinHandle;
+    use std::time::Duration;
 
     type Hook = Box<dyn FnMut() + Send>;
 
@@ -155,6 +163,16 @@ pub(in crate::fs) mod hook {
 
     pub(in crate::fs) fn clear() {
         HOOK.set(None);
+    }
+
+    /// Waits for a thread that ends soon, unless it waits for the change.
+    pub(in crate::fs) fn wait_a_little_for<T>(thread: &JoinHandle<T>) {
+        for _ in 0..100 {
+            if thread.is_finished() {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 
     pub(in crate::fs) fn call() {

@@ -272,6 +272,16 @@ impl Identities {
         known.map_or_else(|| self.renumber(dev, host), Ok)
     }
 
+    /// As [`Identities::of`], but another number than `taken`.
+    ///
+    /// # Errors
+    /// As [`Log::append`] and [`Identities::fresh`].
+    pub fn other_than(&mut self, taken: Ino, dev: u64, host: u64) -> Result<Ino> {
+        // Another thread may have renumbered it since the caller looked.
+        let known = self.known.read().of(dev, host).filter(|known| *known != taken);
+        known.map_or_else(|| self.renumber(dev, host), Ok)
+    }
+
     /// Records that a base node has the number of a node in the mount.
     ///
     /// # Errors

@@ -36,7 +36,7 @@ use crate::types::{Ino, Name, NodeId, TreePath};
 const NAMES_PER_LOCK: usize = 256;
 
 /// The text in `status` for a file that changed while the kernel cached it.
-const CHANGED: &str = "changed in the base while the kernel cached it; that read or write failed";
+const CHANGED: &str = "changed in the base while the kernel cached it; that read or change failed";
 
 /// The component of [`Core`] that knows which of the kernel's caches are stale. It holds nothing
 /// without a kernel.
@@ -297,7 +297,7 @@ impl Core {
     /// was moved after the base was asked. One that was moved back is cut off from that path.
     ///
     /// # Errors
-    /// ESTALE: for an operation on a path, the kernel then walks that path again.
+    /// ESTALE, and for an operation on a path the kernel walks the path again.
     /// [`FsError::MustWait`].
     pub(in crate::fs) fn check_not_seen_elsewhere(
         &mut self,
@@ -380,8 +380,8 @@ impl Core {
         Err(self.drifted(&path))
     }
 
-    /// The error for a file whose content the base no longer has as the kernel knows it. `status`
-    /// shows the path.
+    /// The error for a base file that another process changed or moved. Notes the path for
+    /// `status`.
     pub(in crate::fs) fn drifted(&self, path: &TreePath) -> FsError {
         self.lower.note(path, CHANGED);
         FsError::Drift(path.clone())

@@ -87,7 +87,7 @@ pub struct NodeTable {
     next: u64,
     /// The ids that changed since [`NodeTable::watch`]; none if no switch watches.
     changed: Option<BTreeSet<NodeId>>,
-    /// A switch has looked at the nodes for the last time, so lookups wait.
+    /// A switch takes its last look at the nodes, so lookups that find a node wait.
     is_closed: bool,
 }
 
@@ -110,7 +110,7 @@ impl NodeTable {
         self.changed.as_mut().map(std::mem::take).unwrap_or_default()
     }
 
-    /// Lets lookups that find a node wait until [`NodeTable::end_watch`].
+    /// Makes lookups that find a node wait until [`NodeTable::end_watch`].
     pub(in crate::fs) fn close(&mut self) {
         self.is_closed = true;
     }

@@ -37,8 +37,8 @@ pub(in crate::fs) enum Question {
     DataRuns(TreePath),
     /// The inode number of the node with this device and host number, which needs one of our own.
     Number(u64, u64),
-    /// A new inode number for the node, because another node of the tree has its number.
-    OtherNumber(u64, u64),
+    /// Another inode number for the node than this one, which a node of the tree has.
+    OtherNumber(u64, u64, Ino),
 }
 
 type Answer = Box<dyn Any>;
@@ -119,11 +119,14 @@ impl Answers {
         result
     }
 
-    /// Asks the questions that the operation found no answer to.
-    pub(in crate::fs) fn ask_missing(&mut self) {
-        for Missing { question, ask } in std::mem::take(&mut self.missing) {
+    /// Asks the questions that the operation found no answer to. Returns whether there were any.
+    pub(in crate::fs) fn ask_missing(&mut self) -> bool {
+        let missing = std::mem::take(&mut self.missing);
+        let had_any = !missing.is_empty();
+        for Missing { question, ask } in missing {
             self.known.add(question, ask());
         }
+        had_any
     }
 
     /// Whether the operation must run again: it found no answer to a question, or has something

@@ -156,7 +156,7 @@ impl State {
                 // The base changed, and the host gave this node the inode number of a node that was
                 // copied up before.
                 LowerNode::Base(stat) if !self.may_be_link_of(ino, stat) => {
-                    let ino = self.lower.renumber(stat)?;
+                    let ino = self.lower.renumber(stat, ino)?;
                     Ok(Found::Base(ino, path, node))
                 }
                 // The file was copied up through another of its hard links.

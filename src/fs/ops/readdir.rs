@@ -143,9 +143,11 @@ impl Fs {
         (mut at, mut opened): (u64, Option<DirLookup>),
         sink: &mut impl NameSink,
     ) -> FsResult<bool> {
+        // Those of the round before, if it lacked some.
+        let (mut answers, mut asked) = (Answers::default(), None);
         loop {
             let batch = self.core().next_batch(id, at, sink)?;
-            let (mut answers, mut is_late) = (Answers::default(), false);
+            let mut is_late = false;
             if let Some(Batch { lower, dir, names }) = &batch {
                 let opened = opened.get_or_insert_with(|| lower.base().lookup_in(dir));
                 if opened.path() != dir {
@@ -160,10 +162,18 @@ impl Fs {
                 }
             }
             let mut core = self.core();
-            if batch.is_some_and(|batch| !Arc::ptr_eq(&batch.lower, &core.lower)) {
+            let batch_asked = batch.map(|batch| batch.lower);
+            let is_old = |lower: &Arc<Lower>| !Arc::ptr_eq(lower, &core.lower);
+            if batch_asked.iter().chain(&asked).any(is_old) {
                 answers.clear();
             }
-            match answers.serve(|| core.pass_names(id, at, sink))? {
+            let passed = answers.serve(|| core.pass_names(id, at, sink))?;
+            asked = Some(Arc::clone(&core.lower));
+            drop(core);
+            if !answers.ask_missing() {
+                (answers, asked) = (Answers::default(), None);
+            }
+            match passed {
                 // An empty reply would say that the directory ends.
                 Passed::To(cookie) if !is_late || sink.is_empty() => at = cookie,
                 Passed::To(_) | Passed::Full => return Ok(false),
@@ -321,17 +331,19 @@ impl Core {
             {
                 return Ok(Passed::To(passed));
             }
-            passed = *cookie;
+            let before = std::mem::replace(&mut passed, *cookie);
             let kind_of = |ino: Ino| self.tree.node(ino).map_or(FileKind::File, |node| node.kind());
             let (ino, kind) = match (self.tree.dentry(dir, name), in_base) {
                 (Some(Dentry::Child { ino, .. }), _) => (*ino, kind_of(*ino)),
                 (None, Some(known)) if listing.epoch == self.lower.epoch() => *known,
                 // Removed since the listing was made.
                 (Some(Dentry::Whiteout(_)), _) => continue,
-                (None, _) => match self.find(dir, lower, name)? {
-                    Found::Upper(ino, _) => (ino, kind_of(ino)),
-                    Found::Base(ino, _, node) => (ino, node.kind()),
-                    Found::Nothing(_) => continue,
+                (None, _) => match self.find(dir, lower, name) {
+                    Ok(Found::Upper(ino, _)) => (ino, kind_of(ino)),
+                    Ok(Found::Base(ino, _, node)) => (ino, node.kind()),
+                    Ok(Found::Nothing(_)) => continue,
+                    Err(FsError::MustWait) => return Ok(Passed::To(before)),
+                    Err(error) => return Err(error),
                 },
             };
             // The tree can have this name from a mount that had another snapshot directory.

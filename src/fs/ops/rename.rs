@@ -1,6 +1,7 @@
 //! Rename (renameat2(2)). A directory moves as one name, whatever is below it.
 
 use crate::error::{FsError, FsResult};
+use crate::fs::kernel::nodes::Held;
 use crate::fs::merged::answers;
 use crate::fs::ops::slot::Slot;
 use crate::fs::writing::Writing;
@@ -122,9 +123,9 @@ impl Writing<'_> {
     ) -> FsResult<()> {
         let (moved, replaced) = (source.found.ino(), target.found.ino());
         if mode == RenameMode::Exchange {
-            self.exchange(source, target)?;
+            self.exchange(source, target, &moves)?;
         } else {
-            if let Some(removed) = self.replace(source, target)? {
+            if let Some(removed) = self.replace(source, target, &moves)? {
                 self.links.dir_removed(removed, target.parent);
             }
         }
@@ -166,13 +167,18 @@ impl Writing<'_> {
     }
 
     /// Moves a node to another name. Returns the id of the orphan that was there.
-    fn replace(&mut self, source: &Slot, target: &Slot) -> FsResult<Option<NodeId>> {
+    fn replace(
+        &mut self,
+        source: &Slot,
+        target: &Slot,
+        moves: &[Move],
+    ) -> FsResult<Option<NodeId>> {
         let moves_dir = self.kind_in(source)? == FileKind::Dir;
         let removes_dir = self.check_replace(moves_dir, target)?;
         self.copy_up_parent(source)?;
         self.copy_up_parent(target)?;
         let (ino, hides) = self.copy_up_found(source.dir, &source.name, &source.found)?;
-        self.check_slots_are_seen([source, target], &[(ino, source.parent)])?;
+        self.check_slots_are_seen([source, target], &[(ino, source.parent)], moves)?;
         let mut edits = Vec::with_capacity(8);
         let to = hides.map(Dentry::Whiteout);
         edits.push(Edit::Dentry { dir: source.dir, name: source.name.clone(), to });
@@ -200,17 +206,22 @@ impl Writing<'_> {
         Ok(removed)
     }
 
-    /// Checks that the kernel still sees the directories of two slots, and each moved node in the
-    /// directory in which it was found. All of them are in the tree, so from here on no lookup cuts
-    /// one off.
+    /// Checks that the kernel still sees the directories of two slots, and each moved directory
+    /// where it was found and as its move was checked. The tree has all of them by now, so no
+    /// lookup cuts one off after this check.
     ///
     /// # Errors
     /// ESTALE, and the kernel walks the paths again.
-    fn check_slots_are_seen(&self, slots: [&Slot; 2], moved: &[(Ino, NodeId)]) -> FsResult<()> {
-        for slot in slots {
-            if self.held.id_of(slot.dir) != Some(slot.parent) {
-                return Err(FsError::Stale);
-            }
+    fn check_slots_are_seen(
+        &self,
+        slots: [&Slot; 2],
+        moved: &[(Ino, NodeId)],
+        moves: &[Move],
+    ) -> FsResult<()> {
+        let is_seen = |slot: &Slot| self.held.id_of(slot.dir) == Some(slot.parent);
+        let is_live = |id: NodeId| self.held.get(id).is_some_and(Held::is_live);
+        if !slots.into_iter().all(is_seen) || !moves.iter().all(|checked| is_live(checked.dir())) {
+            return Err(FsError::Stale);
         }
         let is_dir = |ino| self.tree.node(ino).is_some_and(|node| node.kind() == FileKind::Dir);
         let dirs = moved.iter().filter(|(ino, _)| is_dir(*ino));
@@ -232,12 +243,13 @@ impl Writing<'_> {
         }
     }
 
-    fn exchange(&mut self, source: &Slot, target: &Slot) -> FsResult<()> {
+    fn exchange(&mut self, source: &Slot, target: &Slot, moves: &[Move]) -> FsResult<()> {
         self.copy_up_parent(source)?;
         self.copy_up_parent(target)?;
         let (a, a_hides) = self.copy_up_found(source.dir, &source.name, &source.found)?;
         let (b, b_hides) = self.copy_up_found(target.dir, &target.name, &target.found)?;
-        self.check_slots_are_seen([source, target], &[(a, source.parent), (b, target.parent)])?;
+        let moved = [(a, source.parent), (b, target.parent)];
+        self.check_slots_are_seen([source, target], &moved, moves)?;
         let child = |slot: &Slot, ino, hides| Edit::Dentry {
             dir: slot.dir,
             name: slot.name.clone(),

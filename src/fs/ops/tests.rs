@@ -357,7 +357,7 @@ fn a_write_in_place_and_to_fresh_addresses_is_the_last_where_it_is_recorded_last
     assert!(read(&place.fs, file) == wanted);
 }
 
-/// A debug build panics if the disk takes the record of the number under the core lock.
+/// A debug build panics if a thread writes the record of the number under the core lock.
 #[test]
 fn a_base_node_gets_a_number_of_its_own_without_the_core_lock() {
     let place = Place::new();
@@ -372,7 +372,7 @@ fn a_base_node_gets_a_number_of_its_own_without_the_core_lock() {
     assert_eq!(read(fs, found.id), b"content");
 }
 
-/// The tree has a record with the number of `b`, and the host has given that to another file.
+/// The tree has a record with the number of `b`. The base has that number under another name.
 #[test]
 fn a_base_node_whose_number_the_tree_has_gets_another_one_without_the_core_lock() {
     let place = Place::new();
@@ -383,4 +383,31 @@ fn a_base_node_whose_number_the_tree_has_gets_another_one_without_the_core_lock(
     let found = fs.lookup(place.dir, &name("new")).unwrap();
     assert!(found.id != b && found.attr.ino >= Ino::OWN_RANGE);
     assert_eq!((read(fs, found.id), read(fs, b)), (b"content".to_vec(), b"CONTENT".to_vec()));
+}
+
+/// As above, in the middle of a listing that an apply has made old, so each name is looked up.
+#[test]
+fn a_listing_goes_on_when_a_base_node_needs_another_number() {
+    let place = Place::new();
+    let (fs, base) = (&place.fs, place._dir.path().join("base/d"));
+    fs.write(place.file("b"), 0, b"CONTENT", false).unwrap();
+    std::fs::rename(base.join("b"), base.join("new")).unwrap();
+    let (mut names, mut at) = (Vec::new(), 0);
+    while names.len() < 12 {
+        let before = names.len();
+        fs.readdir(place.dir, at, |entry| {
+            at = entry.cookie;
+            names.push(entry.name);
+            false
+        })
+        .unwrap();
+        if names.len() == before {
+            break;
+        }
+        fs.set_lower(fs.state().lower.in_epoch(Epoch(1)));
+    }
+    names.retain(|name| !name.starts_with(b"."));
+    names.sort_unstable();
+    let wanted = ["a", "b", "c", "d", "e", "f", "g", "h", "new"];
+    assert_eq!(names, wanted.map(|name| name.as_bytes().to_vec()));
 }

@@ -1,10 +1,11 @@
 //! Installs another state in place, while the kernel holds nodes of the present one.
 //!
 //! The lock of changes is held all the time, so the present state stays as it is. The core lock is
-//! released while the plan is made and its record is written, because the base and the disk may be
-//! slow. Programs look nodes up and forget them meanwhile. So the plan is completed until it fits
-//! what the kernel holds. Lookups that would hold a node wait only for the last part of it, and the
-//! plan is carried out before the core lock is released again.
+//! released while the plan is made and the record is written, because the base and the disk may be
+//! slow. Programs look nodes up and forget them meanwhile, so the plan is completed in rounds.
+//!
+//! Lookups that find a node wait during the last round and the record. The plan is then carried out
+//! before the core lock is released again.
 
 use crate::error::FsResult;
 use crate::fs::merged::answers::at_once;
@@ -13,8 +14,8 @@ use crate::fs::switch::plan::{Changes, LeftToBase, NewOrphan, SwitchPlan};
 use crate::fs::writing::Writing;
 use crate::fs::{Core, State};
 
-/// The number of times that a plan is completed while programs look nodes up. Each time only nodes
-/// are left that they have looked up meanwhile, so there are soon few.
+/// The number of rounds before the last one. Each one plans only the nodes that programs have
+/// looked up during the round before, so there are soon few.
 pub(in crate::fs) const MOST_ROUNDS: usize = 4;
 
 impl Writing<'_> {
@@ -41,15 +42,15 @@ impl Writing<'_> {
             }
             self.released(|| at_once(|| plan.add(unplanned)))?;
         }
-        record(self)?;
         self.held.close();
         let unplanned = plan.take_unplanned(self);
         if !unplanned.is_empty() {
-            self.released(|| at_once(|| plan.add_last(unplanned)));
-            // The kernel may have sent FORGET meanwhile.
-            let held = plan.take_unplanned(self);
-            debug_assert!(held.is_empty(), "lookups wait");
+            self.released(|| at_once(|| plan.add(unplanned)))?;
         }
+        record(self)?;
+        // The kernel may have sent FORGET since the last look.
+        let held = plan.take_unplanned(self);
+        debug_assert!(held.is_empty(), "lookups wait");
         self.held.end_watch();
         let changes = plan.into_changes(|ino| self.held.id_of(ino));
         Ok(self.carry_out(changes, &before, after.clone()))
@@ -87,8 +88,6 @@ impl Core {
                 self.coherence.note_left_to_base(&mut self.held, id, cached);
             }
         }
-        let core = &mut *self;
-        core.upper.check_journal(&core.state.tree);
         invalidations
     }
 }

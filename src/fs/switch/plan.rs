@@ -197,41 +197,19 @@ impl<'a> SwitchPlan<'a> {
     /// # Errors
     /// Those of the base.
     pub(super) fn add(&mut self, nodes: Vec<(NodeId, LiveNode)>) -> FsResult<()> {
-        self.look_for_names(&nodes)?;
+        self.compare.forget_places();
+        if self.same_content {
+            let inos = nodes.iter().map(|(_, node)| node.ino);
+            let unseen: HashSet<Ino> =
+                inos.filter(|ino| self.is_unseen(*ino) && !self.searched.contains(ino)).collect();
+            let names = self.after.lower.names_of(&unseen)?;
+            self.compare.add_base_after(names.into_iter().map(|(path, ino)| (ino, path)));
+            self.searched.extend(unseen);
+        }
         for (id, node) in nodes {
             let plan = self.plan(&node)?;
             self.nodes.insert(id, plan);
         }
-        Ok(())
-    }
-
-    /// Adds held nodes to the plan when there is no way back. One that the base does not answer for
-    /// becomes an orphan of which nothing is left.
-    pub(super) fn add_last(&mut self, nodes: Vec<(NodeId, LiveNode)>) {
-        let searched = self.look_for_names(&nodes);
-        for (id, node) in nodes {
-            let plan = searched.clone().and_then(|()| self.plan(&node));
-            let plan = plan.unwrap_or_else(|error| {
-                log::error!("cannot keep node {} for its holders: {error}", node.ino.0);
-                self.plan_lost(&node)
-            });
-            self.nodes.insert(id, plan);
-        }
-    }
-
-    /// Forgets the places of directories, which can have moved in the base, and looks for the base
-    /// paths of files in the state after.
-    fn look_for_names(&mut self, nodes: &[(NodeId, LiveNode)]) -> FsResult<()> {
-        self.compare.forget_places();
-        if !self.same_content {
-            return Ok(());
-        }
-        let inos = nodes.iter().map(|(_, node)| node.ino);
-        let unseen: HashSet<Ino> =
-            inos.filter(|ino| self.is_unseen(*ino) && !self.searched.contains(ino)).collect();
-        let names = self.after.lower.names_of(&unseen)?;
-        self.compare.add_base_after(names.into_iter().map(|(path, ino)| (ino, path)));
-        self.searched.extend(unseen);
         Ok(())
     }
 
@@ -296,32 +274,20 @@ impl<'a> SwitchPlan<'a> {
         Ok(NewOrphan { ino, record, is_dir })
     }
 
-    /// Plans for a node about which the base gave an error.
-    fn plan_lost(&self, node: &LiveNode) -> NodePlan {
-        let lost = NewOrphan { ino: node.ino, record: None, is_dir: true };
-        NodePlan {
-            ino: node.ino,
-            names: self.recorded_names(node),
-            recorded: None,
-            fate: PlannedFate::Orphan(lost),
-        }
-    }
-
-    /// The names by which the kernel can know a node, as (directory, name), so far as the base need
-    /// not be asked. One may occur twice.
-    fn recorded_names(&self, node: &LiveNode) -> Vec<(Ino, Name)> {
-        let tree = &self.before.tree;
-        let in_tree = tree.node(node.ino).map(|record| tree.links_of(node.ino, record));
-        let in_tree = in_tree.into_iter().flatten().map(|(dir, name)| (dir, name.clone()));
-        in_tree.chain(node.aliases.iter().cloned()).collect()
-    }
-
     /// The names by which the kernel can know a node, as (directory, name). One may occur twice.
     fn known_names(&self, node: &LiveNode, found: &Found) -> FsResult<Vec<(Ino, Name)>> {
-        let lower = &self.before.lower;
-        let mut names = self.recorded_names(node);
-        if let Found::Base(_, path, _) = found
-            && let Some((dir, name)) = path.split()
+        let State { tree, lower } = self.before;
+        let in_tree = tree.node(node.ino).map(|record| tree.links_of(node.ino, record));
+        let mut names: Vec<(Ino, Name)> =
+            in_tree.into_iter().flatten().map(|(dir, name)| (dir, name.clone())).collect();
+        names.extend(node.aliases.iter().cloned());
+        let seen = match found {
+            Found::Base(_, path, _) => Some(path),
+            Found::Upper(..) => None,
+            // Another process replaced it, and the kernel still knows it at its old path.
+            Found::Nothing(_) => node.base.as_ref(),
+        };
+        if let Some((dir, name)) = seen.and_then(TreePath::split)
             && let Some((dir, _)) = unless_denied(lower.lookup(&dir))?.flatten()
         {
             names.push((dir, name));

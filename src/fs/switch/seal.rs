@@ -85,6 +85,7 @@ impl Fs {
             }
             let record = Record::Edits(edits);
             let invalidations = core.install(&after, false, |core| core.append(&record))?;
+            core.check_journal();
             Ok((after, invalidations))
         })?;
         Ok(Changed { layer, from, to, sealed })

@@ -427,6 +427,7 @@ impl Writing<'_> {
             before(core);
             core.append(&record)
         })?;
+        self.check_journal();
         answers::note_committed();
         Ok(invalidations)
     }

@@ -123,17 +123,23 @@ fn a_file_that_is_looked_up_during_an_undo_stays_what_it_was_for_its_holders() {
     let to = Arc::clone(&found);
     let name = Name::new(b"a").unwrap();
     hook::set(move || {
-        let id = asking.lookup(NodeId::ROOT, &name).unwrap().id;
-        to.lock().push((id, read(&asking, id)));
+        let (asking, name) = (Arc::clone(&asking), name.clone());
+        let lookup = std::thread::spawn(move || {
+            let id = asking.lookup(NodeId::ROOT, &name).unwrap().id;
+            (id, read(&asking, id))
+        });
+        hook::wait_a_little_for(&lookup);
+        to.lock().push(lookup);
     });
     place.fs.step(&path(), Step::Undo(1)).unwrap_or_else(|_| panic!("not undone"));
     hook::clear();
     assert_eq!(place.live(), "one");
-    let found = found.lock();
+    let lookups = std::mem::take(&mut *found.lock());
+    let found: Vec<_> = lookups.into_iter().map(|lookup| lookup.join().unwrap()).collect();
     let id = found.first().unwrap().0;
     assert_eq!(read(&place.fs, id), b"two");
-    // The record of the undo itself is written after the exchange.
-    for (same, seen) in found.iter() {
+    // Those that come late wait for the undo, and find the file as it is then.
+    for (same, seen) in &found {
         assert_eq!(*same == id, seen == b"two", "{found:?}");
     }
     let now = place.fs.lookup(NodeId::ROOT, &Name::new(b"a").unwrap()).unwrap().id;

@@ -2,12 +2,10 @@
 
 use std::fmt::Write as _;
 use std::sync::{Arc, Mutex};
-use std::thread::JoinHandle;
-use std::time::Duration;
 
 use super::{CALLER, Place, name, read};
 use crate::error::FsError;
-use crate::fs::writing::hook;
+use crate::fs::writing::hook::{self, wait_a_little_for};
 use crate::fs::{Fs, LinkReply, RenameMode, SetAttr, SetXattr};
 use crate::types::{Name, NodeId};
 
@@ -83,16 +81,6 @@ fn view(fs: &Fs, dirs: [NodeId; 2], nodes: [NodeId; 4]) -> String {
         writeln!(seen, "{attr:?} {bytes:?} {:?}", fs.listxattr(id)).unwrap();
     }
     seen
-}
-
-/// Waits for a thread that ends soon, unless it waits for the change.
-pub(super) fn wait_a_little_for<T>(thread: &JoinHandle<T>) {
-    for _ in 0..100 {
-        if thread.is_finished() {
-            break;
-        }
-        std::thread::sleep(Duration::from_millis(1));
-    }
 }
 
 type Change = fn(&Nodes);
@@ -292,9 +280,9 @@ fn a_write_below_a_directory_that_moves_in_the_base_meanwhile_succeeds_or_report
     assert!(changed > 0);
 }
 
-/// Another process moves `d/x` away in the base while `d` is copied up for a rename of `d/x`, the
-/// kernel looks it up there and forgets it again, and it comes back. So the kernel's dentry is that
-/// of an orphan, which must not move.
+/// `d` is copied up for a rename of `d/x`. Meanwhile another process moves `d/x` away in the base.
+/// The kernel looks it up there and forgets it again, and the other process moves it back. So the
+/// kernel's dentry is that of an orphan, which must not move.
 #[test]
 fn a_directory_that_was_cut_off_during_its_rename_does_not_move() {
     let [mut done, mut refused] = [0, 0];
@@ -304,8 +292,11 @@ fn a_directory_that_was_cut_off_during_its_rename_does_not_move() {
         std::fs::create_dir(base.join("d/x")).unwrap();
         let old = place.file("x");
         let (asking, mut calls) = (Arc::clone(&fs), 0);
+        let moved = Arc::new(Mutex::new(false));
+        let to = Arc::clone(&moved);
         hook::set(move || {
             if calls == move_at {
+                *to.lock().unwrap() = true;
                 std::fs::rename(base.join("d/x"), base.join("e")).unwrap();
                 let asking = Arc::clone(&asking);
                 let lookup = std::thread::spawn(move || {
@@ -320,6 +311,9 @@ fn a_directory_that_was_cut_off_during_its_rename_does_not_move() {
         let mode = RenameMode::Replace;
         let renamed = fs.rename(place.dir, &name("x"), NodeId::ROOT, &name("up"), mode, 1);
         hook::clear();
+        if !*moved.lock().unwrap() {
+            break;
+        }
         match renamed {
             Ok(()) => {
                 let now = fs.lookup(NodeId::ROOT, &name("up")).map(|found| found.id);

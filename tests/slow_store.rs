@@ -244,3 +244,23 @@ fn ten_changes_at_once_that_the_disk_takes_late_delay_no_reader() {
     writers.into_iter().for_each(harness::Puppet::end);
     reader.end();
 }
+
+#[test]
+fn as_many_threads_wait_for_a_request_as_the_user_asks_for() {
+    for (options, wanted) in [("parallel=1", 1), ("parallel=4", 4), ("threads=2,parallel=2", 2)] {
+        let live = Live::with_limit("true", &["-o", options], Duration::from_secs(60));
+        let waiting = || {
+            let threads = std::fs::read_dir(format!("/proc/{}/task", live.pid())).unwrap();
+            let places = threads
+                .flatten()
+                .filter_map(|thread| std::fs::read_to_string(thread.path().join("wchan")).ok());
+            places.filter(|place| place == "fuse_dev_do_read").count()
+        };
+        while waiting() < wanted {
+            live.sh("ls absent || true");
+        }
+        live.sh("for n in $(seq 50); do ls absent || true; done");
+        // A thread can be between two requests.
+        assert!((1..=wanted).contains(&waiting()), "{options}: {}", waiting());
+    }
+}

@@ -39,7 +39,7 @@ pub(super) struct Mount {
     #[arg(long)]
     other_base: bool,
     /// Options, separated by commas: ro, allow_other, noexec, suid, dev, sync, dirsync, noatime,
-    /// fsname=NAME, writeback, wake=auto|off|latency|spin, threads=N, volatile,
+    /// fsname=NAME, writeback, wake=auto|off|latency|spin, threads=N, parallel=N, volatile,
     /// links=show|deny|rewrite|literal, allow-target=PATH, max-bytes=N, max-files=N, keep=N,
     /// max-store=SIZE, operations=N, gc=on|off, history=N, history-bytes=N,
     /// snapdir=hidden|visible|off, snapname=NAME, nosnapmkdir, store=DIR

@@ -33,6 +33,13 @@ impl Options {
         for option in texts.iter().flat_map(|text| text.as_bytes().split(|byte| *byte == b',')) {
             options.take(option)?;
         }
+        let Choice { threads, parallel, .. } = options.choice;
+        if let (Some(threads), Some(parallel)) = (threads, parallel)
+            && parallel > threads
+        {
+            let option = format!("parallel={parallel}");
+            return Err(bad(option.as_bytes(), &format!("there are only {threads} threads")));
+        }
         Ok(options)
     }
 
@@ -50,6 +57,7 @@ impl Options {
             (b"writeback", None) => choice.writeback = true,
             (b"wake", Some(how)) => choice.wake = wake(how)?,
             (b"threads", Some(text)) => choice.threads = Some(number(option, text, threads)?),
+            (b"parallel", Some(text)) => choice.parallel = Some(number(option, text, threads)?),
             (b"suid", None) => choice.suid = true,
             (b"nosuid", None) => choice.suid = false,
             (b"dev", None) => choice.dev = true,
@@ -284,6 +292,7 @@ mod tests {
             let options = Options::parse(&[text.into()]).unwrap();
             assert_eq!(options.choice.threads, Some(threads));
         }
+        assert_eq!(choice("threads=4,parallel=4").parallel, Some(4));
     }
 
     #[test]
@@ -417,6 +426,9 @@ mod tests {
             "threads=65",
             "threads=+2",
             "threads=",
+            "parallel=0",
+            "parallel=65",
+            "parallel=3,threads=2",
             "spin=500",
             "history=",
             "history=-1",

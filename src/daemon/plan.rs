@@ -62,6 +62,8 @@ pub struct Choice {
     pub wake: fuse::Wake,
     /// How many threads serve requests; `None`: the default.
     pub threads: Option<u8>,
+    /// How many of them take requests at the same time; `None`: one.
+    pub parallel: Option<u8>,
     /// Honour setuid bits.
     pub suid: bool,
     /// Let device nodes work.
@@ -166,6 +168,7 @@ impl Choice {
             writeback: self.writeback,
             wake: self.wake,
             threads: self.threads,
+            parallel: self.parallel,
             suid: self.suid,
             dev: self.dev,
             noexec: self.noexec,

@@ -99,6 +99,8 @@ pub struct MountOptions {
     pub wake: Wake,
     /// How many threads serve requests at most; `None`: 16.
     pub threads: Option<u8>,
+    /// How many of them take requests at the same time; `None`: 1.
+    pub parallel: Option<u8>,
     /// No program can be executed from the mount.
     pub noexec: bool,
     /// Set-user-ID and set-group-ID bits take effect. Only root may ask for this.
@@ -258,7 +260,9 @@ fn start(
     server.agree(&agreed);
     let device = Arc::new(Device::new(device));
     channel.connect(notifier, Arc::clone(&device));
-    let session = Session::new(device, server, options.threads.unwrap_or(session::THREADS));
+    let parallel = options.parallel.unwrap_or(1);
+    let threads = options.threads.unwrap_or(session::THREADS.max(parallel));
+    let session = Session::new(device, server, (threads, parallel));
     if let Some(waker) = Waker::start(options.wake)? {
         gate.set_waker(waker);
     }

@@ -2,7 +2,7 @@
 //!
 //! A session begins with one thread. A thread that takes a request and leaves no other one idle
 //! starts another, up to a limit. So a session has one thread more than were ever busy at the same
-//! time, and the idle ones sleep.
+//! time, and the idle ones sleep. `turns.rs` decides which of them take requests.
 
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -18,7 +18,8 @@ use crate::fuse::turns::Turns;
 use crate::fuse::wire::{Device, Reply, RequestBuffer};
 
 /// The most threads that serve unless the user asks for another number. One of them serves while it
-/// keeps up; each of the others can take over from one that waits for a disk.
+/// keeps up, or as many as the user asks for. Each of the others can take over from one that waits
+/// for a disk.
 pub(super) const THREADS: u8 = 16;
 
 /// The threads of a session, and what they share.
@@ -43,9 +44,10 @@ impl Drop for EndTurns<'_> {
 }
 
 impl Session {
-    /// A session of at most `most` threads.
-    pub(super) fn new(device: Arc<Device>, server: Server, most: u8) -> Session {
-        let (turns, started, failed) = (Turns::default(), AtomicU8::new(1), Mutex::new(Ok(())));
+    /// A session of at most `most` threads, of which at most `parallel` take requests at a time.
+    pub(super) fn new(device: Arc<Device>, server: Server, (most, parallel): (u8, u8)) -> Session {
+        let turns = Turns::new(parallel.min(most));
+        let (started, failed) = (AtomicU8::new(1), Mutex::new(Ok(())));
         Session { device, server, turns, started, most, failed }
     }
 

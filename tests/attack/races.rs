@@ -386,8 +386,8 @@ fn prepare(place: &Place, root: &Path) {
 #[test]
 fn no_race_leads_out_of_the_mount() {
     let time = seconds();
-    // One thread that serves, and several.
-    let threads = ["threads=1", "threads=4"];
+    // One thread that serves, and several at the same time.
+    let threads = ["threads=1", "parallel=4"];
     let each = time / u32::try_from(ATTACKS.len() * threads.len()).unwrap();
     let (mut changes, mut tries, mut inside) = (0, 0, 0);
     for (attack, threads) in ATTACKS.iter().flat_map(|one| threads.map(|threads| (one, threads))) {

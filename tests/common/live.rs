@@ -517,8 +517,10 @@ impl Drop for Shell {
     }
 }
 
-/// The options of a mount that `JAILFS_THREADS=N` asks for: N threads serve it.
+/// The options of a mount that `JAILFS_THREADS=N` asks for: N threads serve it, all at the same
+/// time.
 pub fn threads() -> Vec<String> {
     let number = std::env::var("JAILFS_THREADS");
-    number.map_or(Vec::new(), |number| vec!["-o".to_owned(), format!("threads={number}")])
+    let options = |number| format!("threads={number},parallel={number}");
+    number.map_or(Vec::new(), |number| vec!["-o".to_owned(), options(number)])
 }

@@ -38,7 +38,11 @@ impl Options {
             && parallel > threads
         {
             let option = format!("parallel={parallel}");
-            return Err(bad(option.as_bytes(), &format!("there are only {threads} threads")));
+            let reason = format!("'threads={threads}' allows at most {threads}");
+            return Err(bad(option.as_bytes(), &reason));
+        }
+        if parallel.is_some_and(|number| number > 1) && options.choice.wake == Wake::Spin {
+            return Err(bad(b"wake=spin", "it goes with 'parallel=1' only"));
         }
         Ok(options)
     }
@@ -429,6 +433,7 @@ mod tests {
             "parallel=0",
             "parallel=65",
             "parallel=3,threads=2",
+            "parallel=2,wake=spin",
             "spin=500",
             "history=",
             "history=-1",

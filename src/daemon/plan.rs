@@ -62,7 +62,7 @@ pub struct Choice {
     pub wake: fuse::Wake,
     /// How many threads serve requests; `None`: the default.
     pub threads: Option<u8>,
-    /// How many of them take requests at the same time; `None`: one.
+    /// How many of them may take requests at the same time; `None`: one.
     pub parallel: Option<u8>,
     /// Honour setuid bits.
     pub suid: bool,

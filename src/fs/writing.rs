@@ -11,8 +11,8 @@
 //!   changes its tree.
 //! * While the core lock is released, other threads can change the quota and what the kernel holds:
 //!   it looks nodes up, forgets them, and follows links. So a change looks at these after its
-//!   record is written. A switch to another state looks again before it is carried out. Lookups
-//!   that find a node wait from its last look on. While a directory is copied up, a lookup that
+//!   record is written. A switch to another state looks again before it is carried out. From that
+//!   last look on, lookups that find a node wait. While a directory is copied up, a lookup that
 //!   finds it at another path of the base waits for the change. While a directory moves into
 //!   another one, a link whose text climbs waits.
 //! * The log of the edit history gets the records of a change before any of its bytes are in place.

@@ -99,7 +99,7 @@ pub struct MountOptions {
     pub wake: Wake,
     /// How many threads serve requests at most; `None`: 16.
     pub threads: Option<u8>,
-    /// How many of them take requests at the same time; `None`: 1.
+    /// How many of them may take requests at the same time; `None`: 1.
     pub parallel: Option<u8>,
     /// No program can be executed from the mount.
     pub noexec: bool,

@@ -17,8 +17,8 @@ use crate::fuse::server::Server;
 use crate::fuse::turns::Turns;
 use crate::fuse::wire::{Device, Reply, RequestBuffer};
 
-/// The most threads that serve unless the user asks for another number. One of them serves while it
-/// keeps up, or as many as the user asks for. Each of the others can take over from one that waits
+/// The most threads that serve unless the user asks for another number. The readers (`turns.rs`),
+/// one by default, serve while they keep up. Each of the others can take over from one that waits
 /// for a disk.
 pub(super) const THREADS: u8 = 16;
 

@@ -1,15 +1,15 @@
 //! Decides which threads take the next requests.
 //!
-//! By default one thread takes the requests and serves them. A second one that waits beside it
-//! gains little on two CPUs, which the programs need (measured): with one program the two take
-//! turns, and each request wakes another CPU; with several that write, they wait for each other's
-//! changes. So another thread takes over only when no thread has waited for a request for a
-//! [`TICK`], because all wait for a disk. With more CPUs the user can allow more **readers**.
+//! By default one thread takes the requests and serves them. On two CPUs, which the programs need,
+//! a second one gains little (measured). With one program the two take turns, so each request wakes
+//! another CPU. With several programs that write, the two wait for each other's changes. So another
+//! thread takes over only when no thread has waited for a request for a [`TICK`]: then all of them
+//! wait for a disk. The user can allow more **readers** where there are more CPUs.
 //!
-//! Always true: at most as many threads as allowed wait for a request or read one, the readers. Of
-//! the idle threads at most one, the **watcher**, wakes up now and then, and it sleeps when no
-//! request comes. A reader without a watcher calls another thread to be the watcher: a spare one,
-//! or a new one.
+//! Always true: at most `most_readers` threads, the readers, wait for a request or read one. Of the
+//! idle threads at most one, the **watcher**, wakes up now and then, and it sleeps when no request
+//! comes. A reader without a watcher calls another thread to be the watcher: a spare one, or a new
+//! one.
 
 use std::time::{Duration, Instant};
 
@@ -40,6 +40,7 @@ pub(super) struct Turns {
 /// The state, whose methods are the steps that a thread takes under the lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct State {
+    /// The threads that wait for a request or read one.
     readers: u8,
     /// The most readers there may be, at least one.
     most_readers: u8,
@@ -248,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn every_request_is_taken_by_one_of_as_many_threads_as_may_read() {
+    fn no_more_threads_read_than_may() {
         for most in [1, 2] {
             let seen = most_readers_of_four_threads(most);
             assert!((1..=usize::from(most)).contains(&seen), "{seen} of {most}");

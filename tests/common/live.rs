@@ -134,7 +134,7 @@ impl Live {
     fn try_mount(&self) -> Output {
         let mut command = Command::new(env!("CARGO_BIN_EXE_jailfs"));
         command.arg("mount").args([&self.base, &self.mnt]);
-        command.arg("--store").arg(&self.store).args(&self.options).args(threads());
+        command.arg("--store").arg(&self.store).args(threads()).args(&self.options);
         command.env("JAILFS_FAILPOINTS", &self.steps).current_dir("/").output().unwrap()
     }
 

@@ -35,9 +35,10 @@ pub(in crate::fs) enum Question {
     Origin(TreePath, Fingerprint),
     /// Where the file has data.
     DataRuns(TreePath),
-    /// The inode number of the node with this device and host number, which needs one of our own.
+    /// The inode number of the node with this device and host number. It has none yet, so the log
+    /// must record one.
     Number(u64, u64),
-    /// Another inode number for the node than this one, which a node of the tree has.
+    /// An inode number for the node other than this one, which a node of the tree has.
     OtherNumber(u64, u64, Ino),
 }
 
@@ -140,6 +141,11 @@ impl Answers {
         self.must_wait
     }
 
+    /// Whether there is an answer to a question.
+    pub(in crate::fs) fn knows(&self, question: &Question) -> bool {
+        self.known.get(question).is_some()
+    }
+
     /// Drops all answers, because they may be of another epoch of the base.
     pub(in crate::fs) fn clear(&mut self) {
         self.known.clear();
@@ -187,8 +193,7 @@ pub(in crate::fs) fn must_wait() -> FsError {
 
 /// Whether this thread serves an operation that has the answer to a question.
 pub(in crate::fs) fn is_known(question: &Question) -> bool {
-    let knows = |answers: &Answers| answers.known.get(question).is_some();
-    SERVED.with_borrow(|served| served.as_ref().is_some_and(knows))
+    SERVED.with_borrow(|served| served.as_ref().is_some_and(|answers| answers.knows(question)))
 }
 
 /// Whether this thread serves an operation, whose questions must not wait for the base.

@@ -144,27 +144,33 @@ impl Fs {
         sink: &mut impl NameSink,
     ) -> FsResult<bool> {
         // Those of the round before, if it lacked some.
-        let (mut answers, mut asked) = (Answers::default(), None);
+        let (mut answers, mut asked): (Answers, Option<Arc<Lower>>) = Default::default();
         loop {
             let batch = self.core().next_batch(id, at, sink)?;
             let mut is_late = false;
             if let Some(Batch { lower, dir, names }) = &batch {
+                if asked.as_ref().is_some_and(|asked| !Arc::ptr_eq(asked, lower)) {
+                    answers.clear();
+                }
+                asked = Some(Arc::clone(lower));
                 let opened = opened.get_or_insert_with(|| lower.base().lookup_in(dir));
                 if opened.path() != dir {
                     *opened = lower.base().lookup_in(dir);
                 }
                 for name in names {
+                    let question = Question::Stat(dir.join(name));
+                    if answers.knows(&question) {
+                        continue;
+                    }
                     is_late = !sink.has_time();
                     if is_late {
                         break;
                     }
-                    answers.add(Question::Stat(dir.join(name)), opened.stat(name));
+                    answers.add(question, opened.stat(name));
                 }
             }
             let mut core = self.core();
-            let batch_asked = batch.map(|batch| batch.lower);
-            let is_old = |lower: &Arc<Lower>| !Arc::ptr_eq(lower, &core.lower);
-            if batch_asked.iter().chain(&asked).any(is_old) {
+            if asked.as_ref().is_some_and(|asked| !Arc::ptr_eq(asked, &core.lower)) {
                 answers.clear();
             }
             let passed = answers.serve(|| core.pass_names(id, at, sink))?;

@@ -224,8 +224,8 @@ impl Writing<'_> {
             return Err(FsError::Stale);
         }
         let is_dir = |ino| self.tree.node(ino).is_some_and(|node| node.kind() == FileKind::Dir);
-        let dirs = moved.iter().filter(|(ino, _)| is_dir(*ino));
-        dirs.into_iter().try_for_each(|(ino, parent)| self.check_is_seen_in(*parent, *ino))
+        let mut dirs = moved.iter().filter(|(ino, _)| is_dir(*ino));
+        dirs.try_for_each(|(ino, parent)| self.check_is_seen_in(*parent, *ino))
     }
 
     /// Checks that a directory replaces an empty directory, and any other node no directory.

@@ -486,9 +486,9 @@ impl Lower {
         self.problems.note(path, problem);
     }
 
-    /// Records an error of the base, and returns it.
+    /// Records an error, unless it is one of the store or none at all, and returns it.
     fn noted(&self, path: &TreePath, error: FsError) -> FsError {
-        if error != FsError::MustWait {
+        if !matches!(error, FsError::MustWait | FsError::Store(_)) {
             self.problems.note_error(path, &error);
         }
         error

@@ -194,6 +194,8 @@ fn files_that_are_looked_up_one_after_another_during_a_restore_have_no_names_aft
         let lookup = std::thread::spawn(move || asking.lookup(dir, &next));
         // Around the comparison of the trees and each round before the last one.
         if lookups.len() < 2 + 2 * MOST_ROUNDS {
+            (0..100).for_each(|_| wait_a_little_for(&lookup));
+            assert!(lookup.is_finished(), "lookup {}", lookups.len());
             lookups.push(lookup.join().unwrap());
         } else {
             wait_a_little_for(&lookup);

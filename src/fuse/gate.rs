@@ -101,6 +101,9 @@ mod tests {
                     }
                 });
             }
+            while begun.load(Ordering::SeqCst) <= 3 {
+                std::thread::yield_now();
+            }
             gate.close();
         });
         assert!(begun.into_inner() > 3 && gate.enter().is_none());

@@ -193,6 +193,32 @@ fn a_node_that_the_kernel_forgets_while_it_is_removed_leaves_no_orphan() {
     }
 }
 
+/// Makes a change. At one call of the hook another process moves `d` to `e` in the base, and the
+/// kernel looks `e` up. Returns the result and the id of `e`; none if the change was over before.
+fn change_while_d_moves<T>(
+    place: &Place,
+    move_at: usize,
+    change: impl FnOnce(&Fs) -> T,
+) -> Option<(T, NodeId)> {
+    let (asking, base) = (Arc::clone(&place.fs), place._dir.path().join("base"));
+    let started = Arc::new(Mutex::new(None));
+    let (to, mut calls) = (Arc::clone(&started), 0);
+    hook::set(move || {
+        if calls == move_at {
+            std::fs::rename(base.join("d"), base.join("e")).unwrap();
+            let asking = Arc::clone(&asking);
+            let lookup = std::thread::spawn(move || asking.lookup(NodeId::ROOT, &name("e")));
+            wait_a_little_for(&lookup);
+            *to.lock().unwrap() = Some(lookup);
+        }
+        calls += 1;
+    });
+    let result = change(&place.fs);
+    hook::clear();
+    let lookup = started.lock().unwrap().take()?;
+    Some((result, lookup.join().unwrap().unwrap().id))
+}
+
 /// The kernel must not hold the directory at both paths. Otherwise, at the next lookup of the old
 /// path, it would move the dentry of the new path there.
 #[test]
@@ -200,25 +226,10 @@ fn a_directory_that_moves_in_the_base_while_it_is_copied_up_is_another_one_at_it
     let [mut done, mut refused] = [0, 0];
     for move_at in 0..8 {
         let place = Place::new();
-        let (fs, base) = (Arc::clone(&place.fs), place._dir.path().join("base"));
-        let file = place.file("b");
-        let lookup = Arc::new(Mutex::new(None));
-        let (asking, to, mut calls) = (Arc::clone(&fs), Arc::clone(&lookup), 0);
-        hook::set(move || {
-            if calls == move_at {
-                std::fs::rename(base.join("d"), base.join("e")).unwrap();
-                let asking = Arc::clone(&asking);
-                let lookup = std::thread::spawn(move || asking.lookup(NodeId::ROOT, &name("e")));
-                wait_a_little_for(&lookup);
-                *to.lock().unwrap() = Some(lookup);
-            }
-            calls += 1;
-        });
+        let (fs, file) = (&place.fs, place.file("b"));
         let set = SetAttr { mode: Some(0o600), ..SetAttr::default() };
-        let result = fs.setattr(file, set, false);
-        hook::clear();
-        let Some(lookup) = lookup.lock().unwrap().take() else { break };
-        let new = lookup.join().unwrap().unwrap().id;
+        let changed = change_while_d_moves(&place, move_at, |fs| fs.setattr(file, set, false));
+        let Some((result, new)) = changed else { break };
         let old = fs.lookup(NodeId::ROOT, &name("d"));
         if result.is_ok() {
             assert_eq!(old.as_ref().map(|old| old.id), Ok(place.dir), "moved at call {move_at}");
@@ -253,26 +264,11 @@ fn a_write_below_a_directory_that_moves_in_the_base_meanwhile_succeeds_or_report
     let mut changed = 0;
     for move_at in 0..10 {
         let place = Place::new();
-        let (fs, base) = (Arc::clone(&place.fs), place._dir.path().join("base"));
         let file = place.file("b");
-        let lookup = Arc::new(Mutex::new(None));
-        let (asking, to, mut calls) = (Arc::clone(&fs), Arc::clone(&lookup), 0);
-        hook::set(move || {
-            if calls == move_at {
-                std::fs::rename(base.join("d"), base.join("e")).unwrap();
-                let asking = Arc::clone(&asking);
-                let lookup = std::thread::spawn(move || asking.lookup(NodeId::ROOT, &name("e")));
-                wait_a_little_for(&lookup);
-                *to.lock().unwrap() = Some(lookup);
-            }
-            calls += 1;
-        });
-        let written = fs.write(file, 0, b"CONTENT", false);
-        hook::clear();
-        let Some(lookup) = lookup.lock().unwrap().take() else { break };
-        lookup.join().unwrap().unwrap();
+        let write = |fs: &Fs| fs.write(file, 0, b"CONTENT", false);
+        let Some((written, _)) = change_while_d_moves(&place, move_at, write) else { break };
         match written {
-            Ok(_) => assert_eq!(read(&fs, file), b"CONTENT", "moved at call {move_at}"),
+            Ok(_) => assert_eq!(read(&place.fs, file), b"CONTENT", "moved at call {move_at}"),
             Err(FsError::Drift(_)) => changed += 1,
             Err(error) => panic!("moved at call {move_at}: {error}"),
         }

@@ -230,22 +230,24 @@ impl Fs {
 
     /// Everything that refers to content at this moment.
     pub fn live_set(&self) -> LiveSet {
-        let (live, edits) = {
+        let (live, orphans, edits) = {
             let core = self.writing();
+            let orphans = core.held.orphans().records().clone();
             let (reserved, end) = core.upper.pool.reserved();
             let live = LiveSet {
                 state: core.state.clone(),
-                orphans: core.held.orphans().tree().clone(),
-                orphans_from: core.held.orphans().oldest_epoch(),
+                orphans: orphans.tree().clone(),
+                orphans_from: None,
                 edits: Vec::new(),
                 upper: core.upper.layer(),
                 reserved,
                 end,
             };
-            (live, core.edits.as_ref().map(EditHistory::contents_later))
+            (live, orphans, core.edits.as_ref().map(EditHistory::contents_later))
         };
         // There can be many, and no request is to wait for them.
-        LiveSet { edits: edits.map(|collect| collect()).unwrap_or_default(), ..live }
+        let edits = edits.map(|collect| collect()).unwrap_or_default();
+        LiveSet { edits, orphans_from: orphans.oldest_epoch(), ..live }
     }
 
     /// The upper layer, to which all changes go.

@@ -82,6 +82,12 @@ impl Writing<'_> {
         })
     }
 
+    /// Lets the requests that wait for the core lock have it first, in the middle of a long work
+    /// that needs it.
+    pub(in crate::fs) fn yield_to_waiting(&mut self) {
+        self.core.yield_to_waiting();
+    }
+
     /// Appends an operation to the journal, and then applies it to the tree.
     ///
     /// # Errors

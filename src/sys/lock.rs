@@ -111,6 +111,11 @@ pub struct RankedGuard<'a, T> {
 }
 
 impl<T> RankedGuard<'_, T> {
+    /// Lets the next thread that waits for the mutex have it, and then waits for it again.
+    pub fn yield_to_waiting(&mut self) {
+        MutexGuard::bump(&mut self.guard);
+    }
+
     /// Releases the mutex while it calls `meanwhile`, and then waits for it again.
     pub fn released<R>(&mut self, meanwhile: impl FnOnce() -> R) -> R {
         let RankedGuard { guard, held } = self;

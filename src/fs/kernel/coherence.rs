@@ -57,13 +57,40 @@ pub(in crate::fs) struct Coherence {
     /// Nodes that were invalidated and that the kernel has not asked for since. A read that began
     /// before the invalidation can still bring old pages.
     unasked: BTreeSet<NodeId>,
-    /// Names that stand for another node since a switch, until their dentries are invalidated.
-    switched_names: BTreeSet<(NodeId, Name)>,
+    switched_names: SwitchedNames,
     /// Names by which the kernel knows a file and the tree does not: further hard links of the
     /// base.
     aliases: HashMap<Ino, BTreeSet<(Ino, Name)>>,
     /// The directories that are being copied up, and their paths in the base.
     copied_up: Vec<(Ino, TreePath)>,
+}
+
+/// Names that stand for another node since a switch, until their dentries are invalidated. Each
+/// switch has a set of its own, so that a large one is noted at once.
+#[derive(Default)]
+struct SwitchedNames(Vec<BTreeSet<(NodeId, Name)>>);
+
+impl SwitchedNames {
+    fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    fn add(&mut self, names: BTreeSet<(NodeId, Name)>) {
+        if !names.is_empty() {
+            self.0.push(names);
+        }
+    }
+
+    fn contains(&self, name: &(NodeId, Name)) -> bool {
+        self.0.iter().any(|names| names.contains(name))
+    }
+
+    fn remove(&mut self, name: &(NodeId, Name)) {
+        self.0.retain_mut(|names| {
+            names.remove(name);
+            !names.is_empty()
+        });
+    }
 }
 
 /// An invalidation of a node that has not ended.
@@ -126,9 +153,9 @@ impl Coherence {
     }
 
     /// Notes the names that a switch gave to another node.
-    pub(in crate::fs) fn note_switched_names(&mut self, names: &BTreeSet<(NodeId, Name)>) {
+    pub(in crate::fs) fn note_switched_names(&mut self, names: BTreeSet<(NodeId, Name)>) {
         if self.has_kernel {
-            self.switched_names.extend(names.iter().cloned());
+            self.switched_names.add(names);
         }
     }
 

@@ -6,7 +6,7 @@
 //! * An orphan has a record, unless the base lost the record before it could be read.
 //! * A record is freed when the kernel forgets its node.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use crate::error::FsResult;
 use crate::fs::Extents;
 use crate::fs::kernel::listing::Listing;
 use crate::fs::kernel::nodes::{Held, NodeTable};
-use crate::fs::kernel::orphans::{Leftover, Orphans};
+use crate::fs::kernel::orphans::{Leftover, OrphanRecords, Orphans};
 use crate::tree::{Meta, Node};
 use crate::types::{Epoch, Ino, NodeId};
 
@@ -80,6 +80,12 @@ impl HeldNodes {
         self.orphans.insert_removed(Ino(id.0), (node, extents), epoch)?;
         self.make_orphan_without_record(id);
         Ok(())
+    }
+
+    /// Makes live nodes orphans. `records` has the records of all orphans.
+    pub(in crate::fs) fn make_orphans(&mut self, ids: &BTreeSet<NodeId>, records: OrphanRecords) {
+        self.orphans.set_records(records);
+        ids.iter().for_each(|id| self.make_orphan_without_record(*id));
     }
 
     /// Makes a live node an orphan of which nothing is left: its holders get ENOENT.

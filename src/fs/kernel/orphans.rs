@@ -10,7 +10,7 @@
 //! * An *unnamed* file (O_TMPFILE) is an orphan that never had a name, and the only one that can
 //!   get one. Writes to it go to the pool of the upper layer, so that its name costs one record.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
@@ -22,8 +22,8 @@ use crate::fs::merged::state::SCRATCH;
 use crate::store::Store;
 use crate::store::content::live_ranges::LiveRanges;
 use crate::store::content::pool::{PoolWriter, Unused};
-use crate::tree::{Edit, Misfit, Node, Source, Tree};
-use crate::types::{ByteRange, Epoch, Ino};
+use crate::tree::{Edit, Misfit, Node, PersistentMap, Source, Tree};
+use crate::types::{ByteRange, Epoch, Ino, NodeId};
 
 /// Space of the scratch file that nothing needs any more. To free it can be slow, so the caller
 /// does that without the core lock.
@@ -43,30 +43,18 @@ impl Leftover {
     }
 }
 
-/// The records and content of the orphans.
-pub(in crate::fs) struct Orphans {
+/// The records of the orphans, and where their bytes are. A clone copies a few pointers.
+#[derive(Clone, Default)]
+pub(in crate::fs) struct OrphanRecords {
     tree: Tree,
     /// The epoch of the base to which an orphan's extents refer. The head may move to another one.
-    epochs: HashMap<Ino, Epoch>,
-    unnamed: HashSet<Ino>,
-    scratch: Option<PoolWriter>,
-    last_removal: Option<Instant>,
+    epochs: PersistentMap<Ino, Epoch>,
 }
 
-impl Orphans {
-    pub(super) fn new() -> Orphans {
-        let (epochs, unnamed) = (HashMap::new(), HashSet::new());
-        Orphans { tree: Tree::new(), epochs, unnamed, scratch: None, last_removal: None }
-    }
-
+impl OrphanRecords {
     /// The records and extents.
     pub(in crate::fs) fn tree(&self) -> &Tree {
         &self.tree
-    }
-
-    /// The epoch of the base to which an orphan's extents refer; none for an unknown orphan.
-    pub(in crate::fs) fn epoch_of(&self, key: Ino) -> Option<Epoch> {
-        self.epochs.get(&key).copied()
     }
 
     /// The oldest epoch of the base to which the extents of an orphan refer.
@@ -76,21 +64,18 @@ impl Orphans {
         self.epochs.iter().filter(|(key, _)| in_base(key)).map(|(_, epoch)| *epoch).min()
     }
 
-    /// When a node last became an orphan; none if the kernel holds no orphan.
-    pub(in crate::fs) fn last_removal(&self) -> Option<Instant> {
-        self.last_removal.filter(|_| !self.epochs.is_empty())
-    }
-
-    /// Stores the record of a node that was removed, and where its bytes were in a state of
+    /// Adds the record of a node that becomes an orphan, and where its bytes were in a state of
     /// `epoch`.
-    pub(super) fn insert_removed(
+    ///
+    /// # Errors
+    /// [`FsError::Damage`] if the node cannot have content.
+    pub(in crate::fs) fn add(
         &mut self,
-        key: Ino,
+        id: NodeId,
         content: (Arc<Node>, Extents),
         epoch: Epoch,
     ) -> FsResult<()> {
-        self.last_removal = Some(Instant::now());
-        self.insert(key, content, epoch)
+        self.insert(Ino(id.0), content, epoch)
     }
 
     fn insert(
@@ -104,9 +89,75 @@ impl Orphans {
         Ok(())
     }
 
+    /// Removes the record of a node, if there is one. Returns whether none is left.
+    pub(in crate::fs) fn remove(&mut self, id: NodeId) -> bool {
+        let key = Ino(id.0);
+        self.epochs.remove(&key);
+        let is_removed =
+            self.tree.node(key).is_none() || self.tree.apply(&Edit::Remove { ino: key }).is_ok();
+        if !is_removed {
+            log::error!("orphan {} could not be released", key.0);
+        }
+        is_removed
+    }
+}
+
+/// The records and content of the orphans.
+pub(in crate::fs) struct Orphans {
+    records: OrphanRecords,
+    unnamed: HashSet<Ino>,
+    scratch: Option<PoolWriter>,
+    last_removal: Option<Instant>,
+}
+
+impl Orphans {
+    pub(super) fn new() -> Orphans {
+        let (records, unnamed) = (OrphanRecords::default(), HashSet::new());
+        Orphans { records, unnamed, scratch: None, last_removal: None }
+    }
+
+    /// The records.
+    pub(in crate::fs) fn records(&self) -> &OrphanRecords {
+        &self.records
+    }
+
+    /// Replaces the records by a clone to which nodes were added, and from which those were removed
+    /// that the kernel has forgotten since.
+    pub(in crate::fs) fn set_records(&mut self, records: OrphanRecords) {
+        self.records = records;
+        self.last_removal = Some(Instant::now());
+    }
+
+    /// The records and extents.
+    pub(in crate::fs) fn tree(&self) -> &Tree {
+        &self.records.tree
+    }
+
+    /// The epoch of the base to which an orphan's extents refer; none for an unknown orphan.
+    pub(in crate::fs) fn epoch_of(&self, key: Ino) -> Option<Epoch> {
+        self.records.epochs.get(&key).copied()
+    }
+
+    /// When a node last became an orphan; none if the kernel holds no orphan.
+    pub(in crate::fs) fn last_removal(&self) -> Option<Instant> {
+        self.last_removal.filter(|_| !self.records.epochs.is_empty())
+    }
+
+    /// Stores the record of a node that was removed, and where its bytes were in a state of
+    /// `epoch`.
+    pub(super) fn insert_removed(
+        &mut self,
+        key: Ino,
+        content: (Arc<Node>, Extents),
+        epoch: Epoch,
+    ) -> FsResult<()> {
+        self.last_removal = Some(Instant::now());
+        self.records.insert(key, content, epoch)
+    }
+
     /// Stores the record of a new file without a name.
     pub(super) fn insert_unnamed(&mut self, key: Ino, node: Node, epoch: Epoch) -> FsResult<()> {
-        self.insert(key, (Arc::new(node), Extents::new()), epoch)?;
+        self.records.insert(key, (Arc::new(node), Extents::new()), epoch)?;
         self.unnamed.insert(key);
         Ok(())
     }
@@ -119,7 +170,7 @@ impl Orphans {
     /// Changes an orphan. Returns the space that the change made unused. Once the caller frees it,
     /// a read of these bytes that is still under way gets zeros.
     pub(in crate::fs) fn apply(&mut self, key: Ino, edits: &[Edit]) -> FsResult<Option<Leftover>> {
-        let size = self.tree.size(key);
+        let size = self.records.tree.size(key);
         let may_free = |edit: &Edit| match edit {
             Edit::Resize { size: to, .. } => *to < size,
             Edit::Map { to, .. } => to.is_none(),
@@ -128,7 +179,7 @@ impl Orphans {
         let before = edits.iter().any(may_free).then(|| self.live_scratch(key));
         edits
             .iter()
-            .try_for_each(|edit| self.tree.apply(edit))
+            .try_for_each(|edit| self.records.tree.apply(edit))
             .map_err(|Misfit(what)| FsError::Damage(what))?;
         let Some(before) = before else { return Ok(None) };
         Ok(self.leftover(&self.live_scratch(key).unused(SCRATCH, &before.of(SCRATCH))))
@@ -138,14 +189,12 @@ impl Orphans {
     /// the scratch file to free: for the last orphan all of it. No read of these bytes is under
     /// way, because a reader holds the node.
     pub(super) fn remove(&mut self, key: Ino) -> Option<Leftover> {
-        self.epochs.remove(&key);
         self.unnamed.remove(&key);
         let written = self.live_scratch(key).of(SCRATCH);
-        if self.tree.node(key).is_some() && self.tree.apply(&Edit::Remove { ino: key }).is_err() {
-            log::error!("orphan {} could not be released", key.0);
+        if !self.records.remove(NodeId(key.0)) {
             return None;
         }
-        if self.epochs.is_empty() {
+        if self.records.epochs.is_empty() {
             let scratch = self.scratch.take()?;
             return Some(Leftover { unused: Vec::new(), _scratch: Some(scratch) });
         }
@@ -156,7 +205,7 @@ impl Orphans {
     /// The ranges of the scratch file to which an orphan refers.
     fn live_scratch(&self, key: Ino) -> LiveRanges {
         let mut live = LiveRanges::default();
-        for (_, extent) in self.tree.extents(key) {
+        for (_, extent) in self.tree().extents(key) {
             if matches!(extent.source, Source::Pool { layer: SCRATCH, .. }) {
                 live.add(extent.source, extent.len);
             }

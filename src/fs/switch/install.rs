@@ -10,9 +10,10 @@
 use crate::error::FsResult;
 use crate::fs::merged::answers::at_once;
 use crate::fs::switch::Invalidations;
-use crate::fs::switch::plan::{Changes, LeftToBase, NewOrphan, SwitchPlan};
+use crate::fs::switch::plan::{Changes, LeftToBase, SwitchPlan};
 use crate::fs::writing::Writing;
 use crate::fs::{Core, State};
+use crate::types::Ino;
 
 /// The number of rounds before the last one. Each one plans only the nodes that programs have
 /// looked up during the round before, so there are soon few.
@@ -47,38 +48,35 @@ impl Writing<'_> {
         if !unplanned.is_empty() {
             self.released(|| at_once(|| plan.add(unplanned)))?;
         }
+        let dirs = self.released(|| plan.dirs());
+        let dirs = dirs.into_iter().filter_map(|dir| Some((dir, self.held.id_of(dir)?))).collect();
+        let records = self.held.orphans().records().clone();
+        let mut changes = self.released(|| plan.into_changes(&dirs, records));
         record(self)?;
-        // The kernel may have sent FORGET since the last look.
-        let held = plan.take_unplanned(self);
-        debug_assert!(held.is_empty(), "lookups wait");
+        // Only FORGET can have come since the last look.
+        for id in self.held.take_changed() {
+            debug_assert!(self.held.get(id).is_none(), "lookups wait");
+            changes.orphan_records.remove(id);
+        }
         self.held.end_watch();
-        let changes = plan.into_changes(|ino| self.held.id_of(ino));
-        Ok(self.carry_out(changes, &before, after.clone()))
+        Ok(self.carry_out(changes, after.clone()))
     }
 }
 
 impl Core {
     /// Carries a plan out. Nothing can fail any more.
-    fn carry_out(&mut self, changes: Changes, before: &State, after: State) -> Invalidations {
-        let Changes { orphans, recorded, left_to_base, aliases, invalidations } = changes;
-        for (ino, names) in aliases {
+    fn carry_out(&mut self, changes: Changes, after: State) -> Invalidations {
+        let Changes { orphans, orphan_records, recorded, left_to_base, .. } = changes;
+        let Changes { aliases, switched_names, invalidations, .. } = changes;
+        // FORGET of such a file would have taken its aliases along.
+        let is_held = |(ino, _): &(Ino, _)| self.held.id_of(*ino).is_some();
+        for (ino, names) in aliases.into_iter().filter(is_held) {
             self.coherence.add_aliases(ino, names);
         }
-        self.coherence.note_switched_names(&invalidations.names);
-        self.links.cut_off(&self.held, &orphans.iter().map(|(id, _)| *id).collect());
+        self.coherence.note_switched_names(switched_names);
+        self.links.cut_off(&self.held, &orphans);
         self.state = after;
-        for (id, NewOrphan { ino, record, .. }) in orphans {
-            let kept = record.map(|record| {
-                self.held.make_orphan(id, record, before.lower.epoch(), |meta| meta.nlink = 0)
-            });
-            // The state is installed, so there is no way back.
-            if let Some(Err(error)) = &kept {
-                log::error!("cannot keep node {} for its holders: {error}", ino.0);
-            }
-            if !matches!(kept, Some(Ok(()))) {
-                self.held.make_orphan_without_record(id);
-            }
-        }
+        self.held.make_orphans(&orphans, orphan_records);
         for (id, node) in recorded {
             self.coherence.note_recorded(&mut self.held, id, &node);
         }

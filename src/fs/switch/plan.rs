@@ -15,15 +15,20 @@ use std::sync::Arc;
 use crate::error::{FsError, FsResult};
 use crate::fs::kernel::cached_attrs::CachedAttrs;
 use crate::fs::kernel::nodes::{Held, NodeState};
+use crate::fs::kernel::orphans::OrphanRecords;
 use crate::fs::merged::answers;
 use crate::fs::merged::lower::{Extents, LowerNode};
 use crate::fs::switch::Invalidations;
 use crate::fs::switch::compare::{
     Comparison, Fate, attrs_differ, names_that_differ, unless_denied,
 };
+use crate::fs::writing::Writing;
 use crate::fs::{Attr, Core, Found, State};
 use crate::tree::{Dentry, Node, Tree};
-use crate::types::{FileKind, Ino, Name, NodeId, TreePath};
+use crate::types::{Epoch, FileKind, Ino, Name, NodeId, TreePath};
+
+/// After so many nodes, a search in the node table lets waiting requests go first.
+const AT_ONCE: usize = 1024;
 
 /// A live node, as the kernel holds it.
 pub(super) struct LiveNode {
@@ -76,20 +81,22 @@ pub(super) struct LeftToBase {
 }
 
 /// A node that becomes an orphan.
-pub(super) struct NewOrphan {
-    pub(super) ino: Ino,
+struct NewOrphan {
     /// Its record and extents; none if the base lost them.
-    pub(super) record: Option<(Arc<Node>, Extents)>,
+    record: Option<(Arc<Node>, Extents)>,
     is_dir: bool,
 }
 
 /// The changes to the held nodes and to the kernel's caches.
-#[derive(Default)]
 pub(super) struct Changes {
-    pub(super) orphans: Vec<(NodeId, NewOrphan)>,
+    pub(super) orphans: BTreeSet<NodeId>,
+    /// The records of all orphans, old and new.
+    pub(super) orphan_records: OrphanRecords,
     pub(super) recorded: Vec<(NodeId, LowerNode)>,
     pub(super) left_to_base: Vec<(NodeId, LeftToBase)>,
     pub(super) aliases: Vec<(Ino, Vec<(Ino, Name)>)>,
+    /// The names of `invalidations`.
+    pub(super) switched_names: BTreeSet<(NodeId, Name)>,
     pub(super) invalidations: Invalidations,
 }
 
@@ -158,8 +165,9 @@ impl<'a> SwitchPlan<'a> {
         })
     }
 
-    /// Drops the nodes that changed from the plan. Returns the live held nodes that it lacks.
-    pub(super) fn take_unplanned(&mut self, core: &mut Core) -> Vec<(NodeId, LiveNode)> {
+    /// Drops the nodes that changed from the plan. Returns the live held nodes that it lacks. Lets
+    /// requests go first now and then; the nodes that they change are found by the next call.
+    pub(super) fn take_unplanned(&mut self, core: &mut Writing<'_>) -> Vec<(NodeId, LiveNode)> {
         let changed = core.held.take_changed();
         self.changed.extend(&changed);
         // A directory that is cut off takes those below it along, and the plan does not know which
@@ -174,18 +182,21 @@ impl<'a> SwitchPlan<'a> {
             changed.iter().for_each(|id| drop(self.nodes.remove(id)));
             changed
         };
-        ids.into_iter()
-            .filter_map(|id| Some((id, LiveNode::of(core, core.held.get(id)?)?)))
-            .collect()
+        in_parts(core, ids, |core, id, found| {
+            found.extend(core.held.get(id).and_then(|held| Some((id, LiveNode::of(core, held)?))));
+        })
     }
 
     /// The held nodes that the switch can affect.
-    fn all_ids(&self, core: &Core) -> BTreeSet<NodeId> {
+    fn all_ids(&self, core: &mut Writing<'_>) -> BTreeSet<NodeId> {
         let mut ids = self.changed.clone();
         match &self.affected {
             // The kernel may hold many more nodes, so the cost is that of the difference.
             Some(affected) => {
-                ids.extend(affected.iter().flat_map(|ino| core.held.ids_of(*ino)));
+                let of = |core: &Core, ino: &Ino, ids: &mut Vec<NodeId>| {
+                    ids.extend(core.held.ids_of(*ino));
+                };
+                ids.extend(in_parts(core, affected, of));
             }
             None => ids.extend(core.held.iter().map(|(id, _)| id)),
         }
@@ -271,7 +282,7 @@ impl<'a> SwitchPlan<'a> {
             log::warn!("restore: cannot keep node {} for its holders: {error}", ino.0);
         };
         let record = answers::known_or(self.before.record(old), lost)?;
-        Ok(NewOrphan { ino, record, is_dir })
+        Ok(NewOrphan { record, is_dir })
     }
 
     /// The names by which the kernel can know a node, as (directory, name). One may occur twice.
@@ -295,12 +306,29 @@ impl<'a> SwitchPlan<'a> {
         Ok(names)
     }
 
-    /// The changes of the whole plan. `id_of` gives the id of a held directory.
-    pub(super) fn into_changes(self, id_of: impl Fn(Ino) -> Option<NodeId>) -> Changes {
+    /// The directories whose ids [`SwitchPlan::into_changes`] needs.
+    pub(super) fn dirs(&self) -> BTreeSet<Ino> {
+        let of_nodes = self.nodes.iter().flat_map(|(_, plan)| {
+            let itself =
+                matches!(&plan.fate, PlannedFate::Kept(kept) if !kept.names_within.is_empty());
+            plan.names.iter().map(|(dir, _)| *dir).chain(itself.then_some(plan.ino))
+        });
+        self.names.iter().map(|(dir, _)| *dir).chain(of_nodes).collect()
+    }
+
+    /// The changes of the whole plan. `dirs` has the ids of held directories, `orphan_records` the
+    /// records of the present orphans.
+    pub(super) fn into_changes(
+        self,
+        dirs: &BTreeMap<Ino, NodeId>,
+        orphan_records: OrphanRecords,
+    ) -> Changes {
+        let id_of = |ino: Ino| dirs.get(&ino).copied();
+        let epoch = self.before.lower.epoch();
         let is_orphan = |plan: &&NodePlan| matches!(plan.fate, PlannedFate::Orphan(_));
         let orphaned: BTreeSet<Ino> =
             self.nodes.values().filter(is_orphan).map(|plan| plan.ino).collect();
-        let (mut changes, mut all_names) = (Changes::default(), self.names);
+        let (mut changes, mut all_names) = (Changes::new(orphan_records), self.names);
         for (id, NodePlan { ino, names, recorded, fate }) in self.nodes {
             changes.recorded.extend(recorded.map(|base| (id, base)));
             match fate {
@@ -328,13 +356,62 @@ impl<'a> SwitchPlan<'a> {
                     if orphan.is_dir {
                         changes.invalidations.listings.insert(id);
                     }
-                    changes.orphans.push((id, orphan));
+                    changes.add_orphan((id, ino), orphan.record, epoch);
                 }
             }
         }
         add_names(&mut changes.invalidations, all_names, id_of);
+        changes.switched_names = changes.invalidations.names.clone();
         changes
     }
+}
+
+impl Changes {
+    fn new(orphan_records: OrphanRecords) -> Changes {
+        Changes {
+            orphans: BTreeSet::new(),
+            orphan_records,
+            recorded: Vec::new(),
+            left_to_base: Vec::new(),
+            aliases: Vec::new(),
+            switched_names: BTreeSet::new(),
+            invalidations: Invalidations::default(),
+        }
+    }
+
+    /// Adds a node that becomes an orphan. `content` is where its bytes were in a state of `epoch`.
+    fn add_orphan(
+        &mut self,
+        (id, ino): (NodeId, Ino),
+        content: Option<(Arc<Node>, Extents)>,
+        epoch: Epoch,
+    ) {
+        self.orphans.insert(id);
+        let Some((mut node, extents)) = content else { return };
+        Arc::make_mut(&mut node).meta.nlink = 0;
+        // The others do not depend on it.
+        if let Err(error) = self.orphan_records.add(id, (node, extents), epoch) {
+            log::error!("cannot keep node {} for its holders: {error}", ino.0);
+            self.orphan_records.remove(id);
+        }
+    }
+}
+
+/// Calls `each` for many ids or numbers. Lets the requests that wait for the core lock go first now
+/// and then.
+fn in_parts<T, F>(
+    core: &mut Writing<'_>,
+    all: impl IntoIterator<Item = T>,
+    mut each: impl FnMut(&Core, T, &mut Vec<F>),
+) -> Vec<F> {
+    let mut found = Vec::new();
+    for (at, one) in all.into_iter().enumerate() {
+        if at % AT_ONCE == AT_ONCE - 1 {
+            core.yield_to_waiting();
+        }
+        each(core, one, &mut found);
+    }
+    found
 }
 
 /// Adds names, and the listings of their directories. `id_of` gives the id of a held directory.

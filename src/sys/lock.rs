@@ -7,7 +7,12 @@
 use std::ops::{Deref, DerefMut};
 use std::time::Duration;
 
+#[cfg(not(feature = "shuttle"))]
 use parking_lot::{Mutex, MutexGuard};
+#[cfg(feature = "shuttle")]
+use shuttle::thread_local;
+#[cfg(feature = "shuttle")]
+use shuttle_parking_lot::{Mutex, MutexGuard};
 
 /// The ranks, from the first to be taken to the last. ARCHITECTURE.md explains the order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -91,7 +96,12 @@ impl<T> RankedMutex<T> {
     /// Waits for the mutex for at most `limit`.
     pub fn try_lock_for(&self, limit: Duration) -> Option<RankedGuard<'_, T>> {
         Held::check(self.rank);
-        self.mutex.try_lock_for(limit).map(|guard| self.guard(guard))
+        #[cfg(not(feature = "shuttle"))]
+        let guard = self.mutex.try_lock_for(limit);
+        // There is no time there: the limit is over at once.
+        #[cfg(feature = "shuttle")]
+        let guard = limit.checked_sub(limit).and_then(|_| self.mutex.try_lock());
+        guard.map(|guard| self.guard(guard))
     }
 
     /// The value. No other thread can hold the mutex.
@@ -144,9 +154,9 @@ impl<T> DerefMut for RankedGuard<'_, T> {
 pub fn check_not_held(rank: Rank) {
     #[cfg(debug_assertions)]
     {
-        let is_held = HELD.with_borrow(|held| held.contains(&rank));
+        let is_held = HELD.with(|held| held.borrow().contains(&rank));
         assert!(
-            !is_held || ALLOWED.get() > 0,
+            !is_held || ALLOWED.with(std::cell::Cell::get) > 0,
             "a thread that holds {rank:?} waits for the base or the store"
         );
     }
@@ -161,14 +171,14 @@ pub struct AllowWaits(());
 #[must_use]
 pub fn allow_waits() -> AllowWaits {
     #[cfg(debug_assertions)]
-    ALLOWED.set(ALLOWED.get() + 1);
+    ALLOWED.with(|allowed| allowed.set(allowed.get() + 1));
     AllowWaits(())
 }
 
 impl Drop for AllowWaits {
     fn drop(&mut self) {
         #[cfg(debug_assertions)]
-        ALLOWED.set(ALLOWED.get().saturating_sub(1));
+        ALLOWED.with(|allowed| allowed.set(allowed.get().saturating_sub(1)));
     }
 }
 
@@ -187,14 +197,14 @@ thread_local! {
 #[cfg(debug_assertions)]
 impl Held {
     fn check(rank: Rank) {
-        let highest = HELD.with_borrow(|held| held.iter().copied().max());
+        let highest = HELD.with(|held| held.borrow().iter().copied().max());
         if let Some(highest) = highest {
             assert!(highest < rank, "a thread that holds {highest:?} must not wait for {rank:?}");
         }
     }
 
     fn new(rank: Rank) -> Held {
-        HELD.with_borrow_mut(|held| held.push(rank));
+        HELD.with(|held| held.borrow_mut().push(rank));
         Held(rank)
     }
 
@@ -212,7 +222,7 @@ impl Held {
     /// Ends a pause. The caller has waited for the mutex.
     fn resume(&self) {
         Held::check(self.0);
-        HELD.with_borrow_mut(|held| held.push(self.0));
+        HELD.with(|held| held.borrow_mut().push(self.0));
     }
 }
 

@@ -15,6 +15,9 @@ use std::any::Any;
 use std::cell::RefCell;
 use std::collections::HashMap;
 
+#[cfg(feature = "shuttle")]
+use shuttle::thread_local;
+
 use crate::error::{FsError, FsResult};
 use crate::types::{Fingerprint, Ino, TreePath};
 
@@ -109,12 +112,12 @@ impl Answers {
         struct Serving<'a>(&'a mut Answers);
         impl Drop for Serving<'_> {
             fn drop(&mut self) {
-                *self.0 = SERVED.take().unwrap_or_default();
+                *self.0 = SERVED.with(RefCell::take).unwrap_or_default();
             }
         }
         (self.must_wait, self.is_committed) = (false, false);
         let serving = Serving(self);
-        SERVED.set(Some(std::mem::take(serving.0)));
+        SERVED.with(|served| served.replace(Some(std::mem::take(serving.0))));
         let result = operation();
         drop(serving);
         result
@@ -165,7 +168,8 @@ pub(in crate::fs) fn answer<T: Clone + 'static>(
     question: Question,
     ask: impl FnOnce() -> FsResult<T> + 'static,
 ) -> FsResult<T> {
-    let ask = SERVED.with_borrow_mut(|served| {
+    let ask = SERVED.with(|served| {
+        let mut served = served.borrow_mut();
         let Some(answers) = served.as_mut().filter(|answers| !answers.is_committed) else {
             return Err(ask);
         };
@@ -183,8 +187,8 @@ pub(in crate::fs) fn answer<T: Clone + 'static>(
 /// Says that the operation has something else to wait for than the base. Its caller waits for it
 /// before the next run.
 pub(in crate::fs) fn must_wait() -> FsError {
-    SERVED.with_borrow_mut(|served| {
-        if let Some(answers) = served {
+    SERVED.with(|served| {
+        if let Some(answers) = &mut *served.borrow_mut() {
             answers.must_wait = true;
         }
     });
@@ -193,12 +197,12 @@ pub(in crate::fs) fn must_wait() -> FsError {
 
 /// Whether this thread serves an operation that has the answer to a question.
 pub(in crate::fs) fn is_known(question: &Question) -> bool {
-    SERVED.with_borrow(|served| served.as_ref().is_some_and(|answers| answers.knows(question)))
+    SERVED.with(|served| served.borrow().as_ref().is_some_and(|answers| answers.knows(question)))
 }
 
 /// Whether this thread serves an operation, whose questions must not wait for the base.
 pub(in crate::fs) fn is_serving() -> bool {
-    SERVED.with_borrow(|served| served.as_ref().is_some_and(|answers| !answers.is_committed))
+    SERVED.with(|served| served.borrow().as_ref().is_some_and(|answers| !answers.is_committed))
 }
 
 /// Refuses to commit what an operation made without an answer that it needed.
@@ -206,15 +210,15 @@ pub(in crate::fs) fn is_serving() -> bool {
 /// # Errors
 /// [`FsError::MustWait`].
 pub(in crate::fs) fn check_complete() -> FsResult<()> {
-    let waits = SERVED.with_borrow(|served| served.as_ref().is_some_and(Answers::must_run_again));
+    let waits = SERVED.with(|served| served.borrow().as_ref().is_some_and(Answers::must_run_again));
     if waits { Err(FsError::MustWait) } else { Ok(()) }
 }
 
 /// The operation has committed a change that a program can see, so it does not run again. A
 /// question that it still has goes to the base at once.
 pub(in crate::fs) fn note_committed() {
-    SERVED.with_borrow_mut(|served| {
-        if let Some(answers) = served {
+    SERVED.with(|served| {
+        if let Some(answers) = &mut *served.borrow_mut() {
             answers.is_committed = true;
         }
     });
@@ -222,8 +226,8 @@ pub(in crate::fs) fn note_committed() {
 
 /// The operation has begun an edit of a file, and recorded the content before it.
 pub(in crate::fs) fn note_begun_edit(ino: Ino) {
-    SERVED.with_borrow_mut(|served| {
-        if let Some(answers) = served {
+    SERVED.with(|served| {
+        if let Some(answers) = &mut *served.borrow_mut() {
             answers.begun_edit = Some(ino);
         }
     });
@@ -232,7 +236,7 @@ pub(in crate::fs) fn note_begun_edit(ino: Ino) {
 /// Whether an earlier run of the operation has begun an edit of a file.
 pub(in crate::fs) fn has_begun_edit(ino: Ino) -> bool {
     let has_begun = |answers: &Answers| answers.begun_edit == Some(ino);
-    SERVED.with_borrow(|served| served.as_ref().is_some_and(has_begun))
+    SERVED.with(|served| served.borrow().as_ref().is_some_and(has_begun))
 }
 
 /// Runs a part of an operation that asks the base at once.
@@ -241,10 +245,10 @@ pub(in crate::fs) fn at_once<T>(part: impl FnOnce() -> T) -> T {
     struct Resume(Option<Answers>);
     impl Drop for Resume {
         fn drop(&mut self) {
-            SERVED.set(self.0.take());
+            SERVED.with(|served| served.replace(self.0.take()));
         }
     }
-    let _resume = Resume(SERVED.take());
+    let _resume = Resume(SERVED.with(RefCell::take));
     part()
 }
 

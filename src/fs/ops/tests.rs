@@ -3,6 +3,8 @@
 
 mod interleaving;
 mod late_forgets;
+#[cfg(feature = "shuttle")]
+mod schedules;
 mod switches;
 
 use std::cell::Cell;

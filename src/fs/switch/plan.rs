@@ -308,7 +308,7 @@ impl<'a> SwitchPlan<'a> {
 
     /// The directories whose ids [`SwitchPlan::into_changes`] needs.
     pub(super) fn dirs(&self) -> BTreeSet<Ino> {
-        let of_nodes = self.nodes.iter().flat_map(|(_, plan)| {
+        let of_nodes = self.nodes.values().flat_map(|plan| {
             let itself =
                 matches!(&plan.fate, PlannedFate::Kept(kept) if !kept.names_within.is_empty());
             plan.names.iter().map(|(dir, _)| *dir).chain(itself.then_some(plan.ino))

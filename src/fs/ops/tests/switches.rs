@@ -46,8 +46,8 @@ impl Changed {
         switched
     }
 
-    /// As [`Changed::restore`]. From call number `from` on the kernel looks up a name and holds what
-    /// it finds, until a lookup waits for the switch. Returns the id that it got last before that.
+    /// As [`Changed::restore`]. From call number `from` on, the kernel looks up a name and holds
+    /// what it finds, until a lookup waits for the switch. Returns the id that it got last.
     fn restore_with_lookup(&self, text: &'static str, from: usize) -> (Switched, NodeId) {
         let (fs, dir) = (Arc::clone(&self.place.fs), self.place.dir);
         let found = Arc::new(Mutex::new(None));

@@ -125,7 +125,7 @@ pub struct Mounted {
     counters: Arc<Counters>,
     /// `None` where the kernel hides it. Opened while the mount certainly is ours: the kernel
     /// reuses a connection number at once, and aborting by number would end another mount.
-    connection: Option<Connection>,
+    connection: Option<Arc<Connection>>,
     /// `None` once it was waited for.
     session: Option<JoinHandle<io::Result<()>>>,
     events: Mutex<Receiver<SessionEvent>>,
@@ -248,7 +248,8 @@ fn start(
     let attempt = || format!("serve '{}'", unmounter.mount_point.display());
     let connection = Connection::open(unmounter.dev)
         .inspect_err(|error| log::debug!("no access to the connection's control files: {error}"))
-        .ok();
+        .ok()
+        .map(Arc::new);
     let syncs = options.vfs.iter().any(|option| option == "sync" || option == "dirsync");
     let head = if options.head.is_empty() { FIRST_HEAD } else { &options.head };
     let mut server = Server::new(Arc::clone(&fs), (store_path, head), options.writeback, syncs);
@@ -262,7 +263,7 @@ fn start(
     channel.connect(notifier, Arc::clone(&device));
     let parallel = options.parallel.unwrap_or(1);
     let threads = options.threads.unwrap_or(session::THREADS.max(parallel));
-    let session = Session::new(device, server, (threads, parallel));
+    let session = Session::new((device, connection.clone()), server, (threads, parallel));
     if let Some(waker) = Waker::start(options.wake)? {
         gate.set_waker(waker);
     }
@@ -440,7 +441,7 @@ impl Drop for Mounted {
         // all requests. An abort, where permitted, makes the kernel refuse them and ends the
         // session.
         self.gate.close();
-        let is_ended = |connection: &Connection| match connection.abort() {
+        let is_ended = |connection: &Arc<Connection>| match connection.abort() {
             Ok(()) => true,
             Err(error) => error.kind() == io::ErrorKind::NotFound,
         };

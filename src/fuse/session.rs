@@ -16,6 +16,7 @@ use crate::fuse::init::MAX_REQUEST;
 use crate::fuse::server::Server;
 use crate::fuse::turns::Turns;
 use crate::fuse::wire::{Device, Reply, RequestBuffer};
+use crate::sys::fusectl::Connection;
 
 /// The most threads that serve unless the user asks for another number. The readers (`turns.rs`),
 /// one by default, serve while they keep up. Each of the others can take over from one that waits
@@ -32,23 +33,46 @@ pub(super) struct Session {
     most: u8,
     /// Why a thread ended early.
     failed: Mutex<io::Result<()>>,
+    /// The connection, if this process may abort it.
+    connection: Option<Arc<Connection>>,
 }
 
 /// Ends the turns of all threads when one ends, also by a panic.
-struct EndTurns<'a>(&'a Turns);
+struct EndTurns<'a> {
+    session: &'a Session,
+    /// The session has ended, and not just this thread.
+    is_at_end: bool,
+}
 
 impl Drop for EndTurns<'_> {
     fn drop(&mut self) {
-        self.0.end();
+        self.session.turns.end();
+        if !self.is_at_end {
+            self.session.abort();
+        }
     }
 }
 
 impl Session {
     /// A session of at most `most` threads, of which at most `parallel` take requests at a time.
-    pub(super) fn new(device: Arc<Device>, server: Server, (most, parallel): (u8, u8)) -> Session {
+    /// `connection` is the one of the device.
+    pub(super) fn new(
+        (device, connection): (Arc<Device>, Option<Arc<Connection>>),
+        server: Server,
+        (most, parallel): (u8, u8),
+    ) -> Session {
         let turns = Turns::new(parallel.min(most));
         let (started, failed) = (AtomicU8::new(1), Mutex::new(Ok(())));
-        Session { device, server, turns, started, most, failed }
+        Session { device, server, turns, started, most, failed, connection }
+    }
+
+    /// Ends the session because one of its threads has failed. Otherwise the others would end only
+    /// once each has got another request.
+    fn abort(&self) {
+        let aborted = self.connection.as_ref().map(|connection| connection.abort());
+        if let Some(Err(error)) = aborted {
+            log::warn!("a serving thread failed, and the others may serve on: {error}");
+        }
     }
 
     /// Serves until the session has ended, in this thread and in those that it starts.
@@ -86,19 +110,20 @@ impl Session {
 
     /// Serves in this thread; `is_new` if another one has started it.
     fn serve<'s>(&'s self, scope: &'s Scope<'s, '_>, mut is_new: bool) -> io::Result<()> {
-        let _end = EndTurns(&self.turns);
+        let mut end = EndTurns { session: self, is_at_end: false };
         let mut buffer = RequestBuffer::new(MAX_REQUEST);
         while let Some(turn) = self.turns.take(std::mem::take(&mut is_new)) {
             if turn.starts_another {
                 self.start(scope);
             }
-            let Some((request, body)) = buffer.receive(&self.device)? else { return Ok(()) };
+            let Some((request, body)) = buffer.receive(&self.device)? else { break };
             self.turns.give();
             let reply = Reply::to(request.unique, &self.device);
             if self.server.dispatch(&request, body, reply) {
-                return Ok(());
+                break;
             }
         }
+        end.is_at_end = true;
         Ok(())
     }
 }

@@ -220,6 +220,11 @@ impl Raw {
 
     /// A server over a base that `fill` creates, after the first message of the kernel.
     pub fn over(fill: impl FnOnce(&Path)) -> Raw {
+        Raw::with(fill, 0, &MountOptions::default())
+    }
+
+    /// As [`Raw::over`], with options. The server takes `dev` for the `st_dev` of its mount.
+    pub fn with(fill: impl FnOnce(&Path), dev: u64, options: &MountOptions) -> Raw {
         let dir = tempfile::tempdir().expect("a directory for the test");
         let (base, store, mnt) = super::places(dir.path());
         std::fs::create_dir(&base).expect("make the base");
@@ -248,10 +253,8 @@ impl Raw {
         let init = raw.send(INIT, 0, &init_body());
         let root = open(&mnt, OFlag::O_PATH | OFlag::O_CLOEXEC, Mode::empty())
             .expect("open the mount point");
-        let handed = Handed { device, root, dev: 0, all_users: true };
-        raw.mounted = Some(
-            adopt(fs, handed, &mnt, &store, &MountOptions::default()).expect("begin to serve"),
-        );
+        let handed = Handed { device, root, dev, all_users: true };
+        raw.mounted = Some(adopt(fs, handed, &mnt, &store, options).expect("begin to serve"));
         let answer = raw.receive(PATIENCE).expect("an answer to INIT");
         assert_eq!((answer.unique, answer.errno), (init, 0));
         raw

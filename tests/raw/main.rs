@@ -12,6 +12,7 @@
 
 #[path = "../common/mod.rs"]
 mod common;
+mod ends;
 mod names;
 mod nodes;
 mod notifications;

@@ -17,7 +17,6 @@ use crate::fs::{Core, Fs};
 use crate::store::io::fsync_probe::Unsynced;
 use crate::store::layer::{JournalExchange, SyncWork, Upper};
 use crate::store::record::Seal;
-use crate::sys::lock::allow_waits;
 
 /// The work to do before the next sync or seal succeeds. A lock around it is the sync gate.
 #[derive(Default)]
@@ -139,6 +138,16 @@ impl Fs {
 }
 
 impl Writing<'_> {
+    /// An fsync failed: refuses all further changes, and marks what was not synced as lost.
+    pub(super) fn sync_failed(&mut self) {
+        let mut mark = self.upper.begin_failed();
+        self.released(|| mark.write());
+        self.upper.end_failed(mark);
+        if let Some(edits) = &mut self.edits {
+            edits.note_sync_failed();
+        }
+    }
+
     /// Writes zeros behind the last record of the journal, if they are due.
     fn write_ahead(&mut self) {
         if let Some(mut zeros) = self.upper.begin_write_ahead() {
@@ -149,15 +158,6 @@ impl Writing<'_> {
 }
 
 impl Core {
-    /// An fsync failed: refuses all further changes, and marks what was not synced as lost.
-    pub(super) fn sync_failed(&mut self) {
-        let _allowed = allow_waits();
-        self.upper.sync_failed();
-        if let Some(edits) = &mut self.edits {
-            edits.note_sync_failed();
-        }
-    }
-
     /// Everything is synced that was written before a mark was taken in the log of the edit
     /// history.
     pub(super) fn note_edits_synced(&mut self, mark: Option<LogMark>) {

@@ -1,10 +1,9 @@
 //! The **lock of changes**. A change holds it from its beginning to its end, so a head makes one
 //! change at a time. It takes the core lock after it.
 //!
-//! A change releases the core lock while it writes to a file of the store, allocates or punches
-//! blocks there, or compares states. So a slow disk delays no request that only reads, because that
-//! takes the core lock alone. Each use of [`allow_waits`](crate::sys::lock::allow_waits) is an
-//! exception.
+//! A change releases the core lock while it writes to a file of the store, renames or removes one,
+//! allocates or punches blocks there, or compares states. So a slow disk delays no request that
+//! only reads, because that takes the core lock alone.
 //!
 //! Always true:
 //! * Only the holder of [`Writing`] appends to a log of the head, writes to its pool in place, or
@@ -22,6 +21,7 @@ use std::ops::{Deref, DerefMut};
 use crate::error::{FsError, FsResult};
 use crate::fs::merged::answers;
 use crate::fs::{Core, Fs};
+use crate::store::edits_log::{EditsWrite, NewLog};
 use crate::store::record::Record;
 use crate::sys::lock::RankedGuard;
 use crate::tree::{Edit, Misfit};
@@ -137,9 +137,23 @@ impl Writing<'_> {
         Ok(())
     }
 
-    /// Writes the records of the edit history that are not in its log yet.
+    /// Writes what the log of the edit history lacks: records, or all of the histories if the log
+    /// must be rewritten.
     pub(in crate::fs) fn write_edits(&mut self) {
-        let Some(write) = self.edits.as_mut().and_then(|edits| edits.begin_write()) else { return };
+        if let Some(write) = self.edits.as_mut().and_then(|edits| edits.begin_write()) {
+            self.finish_edits(write);
+        }
+    }
+
+    /// Puts a new log of the edit history in the place of the old one, if no record was appended
+    /// since it was begun. Otherwise removes it.
+    pub(in crate::fs) fn publish_edits(&mut self, new: NewLog) {
+        if let Some(write) = self.edits.as_mut().map(|edits| edits.begin_publish(new)) {
+            self.finish_edits(write);
+        }
+    }
+
+    fn finish_edits(&mut self, write: EditsWrite) {
         let written = self.released(|| write.write());
         if let Some(edits) = &mut self.edits {
             edits.end_write(written);

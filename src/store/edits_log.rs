@@ -10,17 +10,20 @@
 //! read is renamed, with one warning. If the log cannot be written, jailfs warns once, and writes
 //! it anew when that works again.
 //!
+//! While the head is open, [`EditsLog`] does not touch the disk. It begins and ends writes
+//! ([`EditsWrite`]), rewrites ([`LogRewrite`]) and syncs ([`LogSync`]), which need no lock.
+//!
 //! Always true:
 //! * After a power cut, an edit is valid only if a later [`EditsLogRecord::SyncedTo`] covers its
 //!   record. Its bytes are then in a pool, or come back to it from the journal of the layer before
 //!   any edit is read ([`crate::store::layer::redo`]).
 //! * Before content of an edit is freed, the log records, synced, that the edit no longer
-//!   refers to it, or is dropped ([`EditsLog::begin_secure`]). So an edit that is read refers to
-//!   its own bytes.
+//!   refers to it, or is dropped ([`EditsLog::due_sync`]). So an edit that is read refers to its
+//!   own bytes.
 
 mod record;
+mod write;
 
-use std::fs::File;
 use std::sync::{Arc, Weak};
 
 use crate::error::{Attempt, Result};
@@ -30,10 +33,11 @@ use crate::store::io::disk;
 use crate::store::io::frames::{self, Frames, LogBytes};
 use crate::store::io::log::{self, FRAME_HEAD, Log};
 use crate::store::layer::Trust;
-use crate::sys::lock::allow_waits;
 use crate::tree::Source;
 use crate::types::ByteRange;
 pub use record::{Bounds, Content, EditsLogRecord, How, LoggedEdit};
+pub use write::{DueSync, EditsWrite, LogRewrite, LogSync, NewLog, WrittenEdits};
+use write::{Outcome, ToSync, Work};
 
 const DIR: &str = "history";
 /// How the name of a new log ends that takes the place of the old one at once.
@@ -43,7 +47,7 @@ const NEW: &str = ".new";
 const NEXT: &str = ".new.new";
 /// How the names of the files of a head end: the log, new ones, and one that could not be read.
 const ENDS: [&str; 4] = ["", NEW, NEXT, ".bad"];
-/// After so many rewrites that were dropped, the next one is done at once.
+/// After so many new logs in a row that were dropped, a write rewrites the log.
 const MOST_REFUSED: u32 = 3;
 /// A log of fewer bytes is never rewritten.
 const SMALL_LOG: u64 = 128 << 10;
@@ -245,9 +249,12 @@ enum Standing {
     Open(Log<EditsLogRecord>),
     /// The log on disk says something wrong, and must be rewritten.
     Stale,
-    /// The log could not be written. The file on disk is old.
+    /// The log could not be written, or a write is under way. The file on disk may be old.
     Failed,
 }
+
+/// Returns the current records, without a lock.
+pub type CurrentRecords = Box<dyn FnOnce() -> Vec<EditsLogRecord>>;
 
 /// The edit history of a head on disk.
 pub struct EditsLog {
@@ -256,6 +263,8 @@ pub struct EditsLog {
     standing: Standing,
     /// The records at the end of the log that are not in the file yet.
     waiting: Vec<EditsLogRecord>,
+    /// Whether the next write rewrites the log.
+    is_due: bool,
     /// Whether there was a warning that the log cannot be written.
     warned: bool,
     /// Whether all records are synced.
@@ -265,86 +274,8 @@ pub struct EditsLog {
     rewrites: u64,
     /// The rewrite that is under way while records are appended.
     under_way: Weak<()>,
-    /// How many such rewrites in a row were dropped.
+    /// How many such rewrites in a row gave a log that was dropped.
     refused: u32,
-}
-
-/// A log of a head that is to be written. It takes no lock.
-pub struct LogRewrite {
-    store: Arc<Store>,
-    head: String,
-    /// The name of the new file.
-    name: String,
-    /// Whether records are appended to the old log meanwhile.
-    is_beside: bool,
-    /// Bytes of the present log.
-    len: u64,
-    rewritten: Rewritten,
-    /// The rewrites and the records of the present log.
-    state: (u64, u64),
-    /// Lives as long as the rewrite is under way.
-    under_way: Arc<()>,
-}
-
-/// A log that was written, beside the present one.
-pub struct NewLog {
-    log: Log<EditsLogRecord>,
-    name: String,
-    rewritten: Rewritten,
-    state: (u64, u64),
-    _under_way: Arc<()>,
-}
-
-impl LogRewrite {
-    /// Whether a rewrite would make the log much shorter. `edits` returns how many edits there are.
-    ///
-    /// The length after the last rewrite is the measure, also that of an earlier process, because
-    /// records differ much in length. If most edits of that time were dropped, it counts in part.
-    pub fn pays(&self, edits: impl FnOnce() -> u64) -> bool {
-        if self.len <= SMALL_LOG {
-            return false;
-        }
-        let Rewritten { len, edits: then, .. } = self.rewritten;
-        let described = len.saturating_mul(edits().min(then)).checked_div(then).unwrap_or(0);
-        self.len > described.saturating_mul(2).saturating_add(SMALL_LOG)
-    }
-
-    /// Writes the new log with these records.
-    ///
-    /// # Errors
-    /// As unlink(2), open(2), pwrite(2) and fdatasync(2).
-    pub fn write(self, all: Vec<EditsLogRecord>) -> Result<NewLog> {
-        let dir = self.store.dir.make_dir(DIR)?;
-        dir.remove(&self.name)?;
-        let written = self.write_in(&dir, all);
-        if written.is_err() {
-            // The disk may be full. The next rewrite removes the file too.
-            drop(dir.remove(&self.name));
-        }
-        let (log, rewritten) = written?;
-        let LogRewrite { name, state, under_way: _under_way, .. } = self;
-        Ok(NewLog { log, name, rewritten, state, _under_way })
-    }
-
-    fn write_in(
-        &self,
-        dir: &StoreDir,
-        all: Vec<EditsLogRecord>,
-    ) -> Result<(Log<EditsLogRecord>, Rewritten)> {
-        let file = Arc::new(dir.file(&self.name, true)?);
-        let count = all.len() as u64 + 1;
-        let edits = all.iter().map(EditsLogRecord::edits).sum();
-        let opened = EditsLogRecord::Opened { writer: self.store.trust.writer };
-        let bytes = log::frames(std::iter::once(opened).chain(all))?;
-        disk::write_at(&file, &bytes, 0).attempt(|| format!("write {}", dir.show(&self.name)))?;
-        if self.is_beside && self.store.durable {
-            // A power cut after the rename must not lose edits that were safe before.
-            disk::sync(&file).attempt(|| format!("sync {}", dir.show(&self.name)))?;
-        }
-        let len = bytes.len() as u64;
-        let log = Log::append_to(file, dir.show(&self.head), len, count)?;
-        Ok((log, Rewritten { len, edits, has_ended: true }))
-    }
 }
 
 impl EditsLog {
@@ -355,6 +286,7 @@ impl EditsLog {
             head: head.to_owned(),
             standing: Standing::Untouched(0, 0),
             waiting: Vec::new(),
+            is_due: false,
             warned: false,
             synced: true,
             rewritten: Rewritten::default(),
@@ -377,10 +309,6 @@ impl EditsLog {
         }
     }
 
-    fn dir(&self) -> Result<StoreDir> {
-        self.store.dir.make_dir(DIR)
-    }
-
     fn read<R: Replay>(&mut self) -> Result<Recorded<R>> {
         let Some(recorded) = read(&self.store.dir, &self.head, &self.store.trust)? else {
             return Ok(Recorded::default());
@@ -394,7 +322,7 @@ impl EditsLog {
     }
 
     fn move_away(&mut self) -> Result<()> {
-        let dir = self.dir()?;
+        let dir = self.store.dir.make_dir(DIR)?;
         let bad = format!("{}.bad", self.head);
         disk::rename(&dir, &self.head, &bad)
             .attempt(|| format!("rename {} to '{bad}'", dir.show(&self.head)))?;
@@ -456,41 +384,19 @@ impl EditsLog {
         }
     }
 
-    /// Puts a new log in the place of the present one. Drops the new log if a record was appended,
-    /// or the log was rewritten, since [`EditsLog::begin_rewrite`]. Returns whether the log was
-    /// replaced; its records then have new numbers.
-    pub fn publish(&mut self, new: NewLog) -> bool {
-        let published = if new.state == (self.rewrites, self.count()) {
-            self.try_publish(new).map(|()| true)
-        } else {
-            self.dir().and_then(|dir| dir.remove(&new.name)).map(|()| false)
-        };
-        let is_published = published.unwrap_or_else(|error| {
-            ::log::debug!("{error}; the log of the edit history stays as long as it is");
-            false
-        });
-        self.refused = if is_published { 0 } else { self.refused + 1 };
-        is_published
+    /// Begins to put a new log in the place of the present one. If a record was appended, or the
+    /// log was rewritten, since [`EditsLog::begin_rewrite`], the write drops the new log.
+    pub fn begin_publish(&mut self, new: NewLog) -> EditsWrite {
+        // Until it is in place.
+        self.refused += 1;
+        let is_current = new.state == (self.rewrites, self.count());
+        self.begin(if is_current { Work::Publish(new) } else { Work::Discard(new) })
     }
 
-    /// Whether the log must be rewritten at once: it could not be written, or records were appended
-    /// during each of the last rewrites.
+    /// Whether the log must be rewritten while no record is appended: it could not be written, or
+    /// the last new logs were dropped.
     pub fn must_rewrite(&self) -> bool {
         self.has_failed() || self.refused >= MOST_REFUSED
-    }
-
-    fn try_publish(&mut self, new: NewLog) -> Result<()> {
-        let _allowed = allow_waits();
-        let dir = self.dir()?;
-        disk::rename(&dir, &new.name, &self.head)
-            .attempt(|| format!("publish {}", dir.show(&self.head)))?;
-        self.rewritten = new.rewritten;
-        self.rewrites += 1;
-        self.refused = 0;
-        self.synced = false;
-        self.waiting.clear();
-        self.standing = Standing::Open(new.log);
-        Ok(())
     }
 
     /// Notes that the log has edits that do not exist. It is rewritten before the next record,
@@ -499,62 +405,72 @@ impl EditsLog {
         self.standing = Standing::Stale;
     }
 
+    /// Makes the next write rewrite the log.
+    pub fn request_rewrite(&mut self) {
+        self.is_due = true;
+    }
+
+    /// Makes the next write rewrite the log if the file on disk is old.
+    pub fn renew(&mut self) {
+        self.is_due |= matches!(self.standing, Standing::Stale | Standing::Failed);
+    }
+
     /// Whether the log could not be written, so that the file on disk is old.
     pub fn has_failed(&self) -> bool {
         matches!(self.standing, Standing::Failed)
     }
 
-    /// Appends a record, which [`EditsLog::begin_write`] then writes to the file. A log that must
-    /// be rewritten is rewritten at once, with the records of `all`, which include this one.
-    /// Returns whether it was; its records then have new numbers.
-    pub fn append(
-        &mut self,
-        record: EditsLogRecord,
-        all: impl FnOnce() -> Vec<EditsLogRecord>,
-    ) -> bool {
+    /// Appends a record. The next write writes it to the file. A log that could not be written
+    /// takes no record, because only a rewrite can follow, which has all records.
+    pub fn append(&mut self, record: EditsLogRecord) {
         match &self.standing {
-            Standing::Failed => return false,
-            Standing::Stale => {}
-            Standing::Open(_) | Standing::Untouched(..) => {
-                self.synced = false;
-                self.waiting.push(record);
-                return false;
-            }
+            Standing::Failed => return,
+            Standing::Stale => self.is_due = true,
+            Standing::Open(_) | Standing::Untouched(..) => self.waiting.push(record),
         }
         self.synced = false;
-        let rewritten = self.try_rewrite(all());
-        rewritten.inspect_err(|error| self.fail(error)).is_ok()
     }
 
-    /// Begins to write the records that are not in the file. `None` if there are none. The caller
-    /// calls no other method before [`EditsLog::end_write`].
-    pub fn begin_write(&mut self) -> Option<EditsWrite> {
-        if self.waiting.is_empty() || self.next_number() == u64::MAX {
-            return None;
+    /// Begins to write the records that are not in the file, or, if the log must be rewritten, the
+    /// current records, which `all` returns. `None` if nothing is to be written. The caller calls
+    /// no other method before [`EditsLog::end_write`].
+    pub fn begin_write(&mut self, all: impl FnOnce() -> CurrentRecords) -> Option<EditsWrite> {
+        let waiting = std::mem::take(&mut self.waiting);
+        if std::mem::take(&mut self.is_due) {
+            self.synced = false;
+            let rewrite = self.rewrite_as(NEW);
+            return Some(self.begin(Work::Rewrite(rewrite, all())));
         }
-        let opened = match std::mem::replace(&mut self.standing, Standing::Failed) {
-            Standing::Open(log) => Ok(log),
-            Standing::Untouched(end, count) => Err((end, count)),
-            Standing::Stale | Standing::Failed => return None,
-        };
-        let records = std::mem::take(&mut self.waiting);
-        let (store, head) = (Arc::clone(&self.store), self.head.clone());
-        Some(EditsWrite { store, head, log: opened, records })
+        (!waiting.is_empty()).then(|| self.begin(Work::Append(waiting)))
     }
 
-    /// Ends what [`EditsLog::begin_write`] began. `written` is the result of [`EditsWrite::write`].
-    pub fn end_write(&mut self, written: WrittenEdits) {
+    fn begin(&mut self, work: Work) -> EditsWrite {
+        let standing = std::mem::replace(&mut self.standing, Standing::Failed);
+        EditsWrite { store: Arc::clone(&self.store), head: self.head.clone(), standing, work }
+    }
+
+    /// Ends a write, with the result of [`EditsWrite::write`]. Returns whether the log was
+    /// replaced; its records then have new numbers.
+    pub fn end_write(&mut self, written: WrittenEdits) -> bool {
         match written.0 {
-            Ok(log) => self.standing = Standing::Open(log),
-            Err(error) => self.fail(&error),
-        }
-    }
-
-    /// Writes the records that are not in the file.
-    pub fn write(&mut self) {
-        let _allowed = allow_waits();
-        if let Some(write) = self.begin_write() {
-            self.end_write(write.write());
+            Ok(Outcome::Replaced(new)) => {
+                self.rewritten = new.rewritten;
+                self.rewrites += 1;
+                self.refused = 0;
+                self.synced = false;
+                self.warned = false;
+                self.waiting.clear();
+                self.standing = Standing::Open(new.log);
+                true
+            }
+            Ok(Outcome::Kept(standing)) => {
+                self.standing = standing;
+                false
+            }
+            Err(error) => {
+                self.fail(&error);
+                false
+            }
         }
     }
 
@@ -565,63 +481,21 @@ impl EditsLog {
             );
         }
         self.warned = true;
-        self.waiting.clear();
         self.standing = Standing::Failed;
     }
 
-    /// Rewrites the log with these records. Returns whether that worked; the records then have new
-    /// numbers.
-    pub fn rewrite(&mut self, all: Vec<EditsLogRecord>) -> bool {
-        self.synced = false;
-        match self.try_rewrite(all) {
-            Ok(()) => {
-                self.warned = false;
-                true
-            }
-            Err(error) => {
-                self.fail(&error);
-                false
-            }
-        }
-    }
-
-    fn try_rewrite(&mut self, all: Vec<EditsLogRecord>) -> Result<()> {
-        // This is rare: after a failed write, for a rewind, and if new logs were dropped too often.
-        let _allowed = allow_waits();
-        let new = self.rewrite_as(NEW).write(all)?;
-        self.try_publish(new)
-    }
-
-    /// Begins to make sure that the log on disk has no edit that is dropped, before the content
-    /// of such edits is freed. `all` are the current records. Returns the sync that the caller
-    /// must do, without holding a lock.
-    ///
-    /// # Errors
-    /// If the log can neither be written nor removed. Then no content may be freed.
-    pub fn begin_secure(
-        &mut self,
-        all: impl FnOnce() -> Vec<EditsLogRecord>,
-    ) -> Result<Option<LogSync>> {
-        self.write();
-        if matches!(self.standing, Standing::Stale | Standing::Failed) && !self.rewrite(all()) {
-            // The removal needs no space.
-            let dir = self.dir()?;
-            dir.remove(&format!("{}{NEW}", self.head))?;
-            dir.remove(&self.head)?;
-            let state = (self.rewrites, self.count());
-            return Ok(self.store.durable.then_some(LogSync { file: None, dir, state }));
-        }
-        if self.synced || !self.store.durable {
-            return Ok(None);
-        }
-        let dir = self.dir()?;
-        let file = match &self.standing {
-            Standing::Open(log) => log.file(),
-            // An earlier process wrote it, and may have been killed before it synced.
-            Standing::Untouched(..) => Arc::new(dir.file(&self.head, false)?),
-            Standing::Stale | Standing::Failed => return Ok(None),
+    /// The sync that is due before content of dropped edits is freed, so that no power cut brings
+    /// these edits back. `None` if the log is synced. The caller has called [`EditsLog::renew`] and
+    /// done the write. If that failed, the log is removed instead.
+    pub fn due_sync(&self) -> Option<DueSync> {
+        let log = match &self.standing {
+            Standing::Stale | Standing::Failed => ToSync::Old,
+            _ if self.synced || !self.store.durable => return None,
+            Standing::Open(log) => ToSync::Open(log.file()),
+            Standing::Untouched(..) => ToSync::Untouched,
         };
-        Ok(Some(LogSync { file: Some(file), dir, state: (self.rewrites, self.count()) }))
+        let (store, head) = (Arc::clone(&self.store), self.head.clone());
+        Some(DueSync { store, head, log, state: (self.rewrites, self.count()) })
     }
 
     /// Syncs the log that an earlier process wrote under this boot, and may never have synced.
@@ -629,78 +503,19 @@ impl EditsLog {
     /// # Errors
     /// As fdatasync(2): a power cut may then take some of the log.
     pub fn sync_found(&mut self) -> Result<()> {
-        if self.synced || !self.store.durable || !matches!(self.standing, Standing::Untouched(..)) {
-            return Ok(());
+        let is_untouched = matches!(self.standing, Standing::Untouched(..));
+        let due = self.due_sync().filter(|_| is_untouched);
+        if let Some(work) = due.map_or(Ok(None), DueSync::open)? {
+            work.sync()?;
+            self.secured(&work);
         }
-        let dir = self.dir()?;
-        let file = Some(Arc::new(dir.file(&self.head, false)?));
-        let work = LogSync { file, dir, state: (self.rewrites, self.count()) };
-        work.sync()?;
-        self.secured(&work);
         Ok(())
     }
 
-    /// Notes that the sync of [`EditsLog::begin_secure`] succeeded. Before that the log must not
-    /// count as synced, because another thread may be about to free content.
+    /// Notes that a sync succeeded. Before that the log must not count as synced, because another
+    /// thread may be about to free content.
     pub fn secured(&mut self, work: &LogSync) {
         self.synced |= work.file.is_some() && work.state == (self.rewrites, self.count());
-    }
-}
-
-/// Records that are to be written to the log of a head. To write them needs no lock.
-pub struct EditsWrite {
-    store: Arc<Store>,
-    head: String,
-    /// The log, or the end of its good frames and their number if it is not open yet.
-    log: std::result::Result<Log<EditsLogRecord>, (u64, u64)>,
-    records: Vec<EditsLogRecord>,
-}
-
-impl EditsWrite {
-    /// Writes the records, each with one write.
-    pub fn write(self) -> WrittenEdits {
-        WrittenEdits(self.try_write())
-    }
-
-    fn try_write(self) -> Result<Log<EditsLogRecord>> {
-        let EditsWrite { store, head, log, records } = self;
-        let mut log = match log {
-            Ok(log) => log,
-            Err((end, count)) => {
-                let dir = store.dir.make_dir(DIR)?;
-                let file = Arc::new(dir.file(&head, true)?);
-                let mut log = Log::append_to(file, dir.show(&head), end, count)?;
-                log.append(&EditsLogRecord::Opened { writer: store.trust.writer })?;
-                log
-            }
-        };
-        records.iter().try_for_each(|record| log.append(record))?;
-        Ok(log)
-    }
-}
-
-/// The log after a write, or why that failed.
-pub struct WrittenEdits(Result<Log<EditsLogRecord>>);
-
-/// The sync that is due before content is freed.
-pub struct LogSync {
-    /// The log; `None` if it was removed.
-    file: Option<Arc<File>>,
-    dir: StoreDir,
-    /// The rewrites and the records of the log.
-    state: (u64, u64),
-}
-
-impl LogSync {
-    /// Syncs the log and its directory.
-    ///
-    /// # Errors
-    /// As fdatasync(2) and fsync(2).
-    pub fn sync(&self) -> Result<()> {
-        if let Some(file) = &self.file {
-            disk::sync(file).attempt(|| "sync the edit history")?;
-        }
-        self.dir.sync()
     }
 }
 
@@ -726,9 +541,25 @@ mod tests {
         EditsLogRecord::Dropped { path: TreePath::parse(b"a").unwrap(), upto }
     }
 
+    /// Writes what is due. `all` are the current records. Returns whether the log was replaced.
+    fn write(log: &mut EditsLog, all: Vec<EditsLogRecord>) -> bool {
+        let write = log.begin_write(|| Box::new(move || all));
+        write.is_some_and(|write| log.end_write(write.write()))
+    }
+
     fn append(log: &mut EditsLog, upto: u32) {
-        assert!(!log.append(dropped(upto), Vec::new));
-        log.write();
+        log.append(dropped(upto));
+        assert!(!write(log, Vec::new()));
+    }
+
+    fn rewrite(log: &mut EditsLog, all: Vec<EditsLogRecord>) {
+        log.request_rewrite();
+        assert!(write(log, all));
+    }
+
+    fn publish(log: &mut EditsLog, new: NewLog) -> bool {
+        let write = log.begin_publish(new);
+        log.end_write(write.write())
     }
 
     /// A log with the records 1 and 2.
@@ -763,7 +594,7 @@ mod tests {
         assert!(log.begin_rewrite().is_none(), "one at a time");
         let new = rewrite.write(vec![dropped(2)]).unwrap();
         assert_eq!(recorded(&store), [dropped(1), dropped(2)], "the old one is still there");
-        assert!(log.publish(new));
+        assert!(publish(&mut log, new));
         assert_eq!(log.count(), 2, "Opened is the first");
         append(&mut log, 3);
         assert_eq!(recorded(&store), [dropped(2), dropped(3)]);
@@ -776,24 +607,24 @@ mod tests {
         let (_dir, store, mut log) = log();
         let new = log.begin_rewrite().unwrap().write(vec![dropped(2)]).unwrap();
         append(&mut log, 3);
-        assert!(!log.publish(new));
+        assert!(!publish(&mut log, new));
         assert_eq!(recorded(&store), [dropped(1), dropped(2), dropped(3)]);
         let new = log.begin_rewrite().unwrap().write(vec![dropped(3)]).unwrap();
         // It has as many records as the log before.
-        assert!(log.rewrite(vec![dropped(4), dropped(5), dropped(6)]));
-        assert!(!log.publish(new));
+        rewrite(&mut log, vec![dropped(4), dropped(5), dropped(6)]);
+        assert!(!publish(&mut log, new));
         append(&mut log, 7);
         assert_eq!(recorded(&store), [4, 5, 6, 7].map(dropped));
         assert!(!is_left(&store));
-        assert!(log.rewrite([4, 5, 6, 7].map(dropped).into()));
+        rewrite(&mut log, [4, 5, 6, 7].map(dropped).into());
         for upto in 8..8 + MOST_REFUSED {
             assert!(!log.must_rewrite());
             let new = log.begin_rewrite().unwrap().write(Vec::new()).unwrap();
             append(&mut log, upto);
-            assert!(!log.publish(new));
+            assert!(!publish(&mut log, new));
         }
         assert!(log.must_rewrite(), "a program appends all the time");
-        assert!(log.rewrite(vec![dropped(9)]));
+        rewrite(&mut log, vec![dropped(9)]);
         assert!(!log.must_rewrite());
     }
 }

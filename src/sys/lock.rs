@@ -149,37 +149,16 @@ impl<T> DerefMut for RankedGuard<'_, T> {
     }
 }
 
-/// Panics in a debug build if this thread holds a mutex of a rank, unless [`allow_waits`] allows
-/// it. The caller is about to wait for something slow.
+/// Panics in a debug build if this thread holds a mutex of a rank. The caller is about to wait for
+/// something slow.
 pub fn check_not_held(rank: Rank) {
     #[cfg(debug_assertions)]
     {
         let is_held = HELD.with(|held| held.borrow().contains(&rank));
-        assert!(
-            !is_held || ALLOWED.with(std::cell::Cell::get) > 0,
-            "a thread that holds {rank:?} waits for the base or the store"
-        );
+        assert!(!is_held, "a thread that holds {rank:?} waits for the base or the store");
     }
     #[cfg(not(debug_assertions))]
     let _ = rank;
-}
-
-/// While the value lives, this thread may wait for something slow and hold a mutex.
-pub struct AllowWaits(());
-
-/// Allows what [`check_not_held`] refuses.
-#[must_use]
-pub fn allow_waits() -> AllowWaits {
-    #[cfg(debug_assertions)]
-    ALLOWED.with(|allowed| allowed.set(allowed.get() + 1));
-    AllowWaits(())
-}
-
-impl Drop for AllowWaits {
-    fn drop(&mut self) {
-        #[cfg(debug_assertions)]
-        ALLOWED.with(|allowed| allowed.set(allowed.get().saturating_sub(1)));
-    }
 }
 
 /// Notes that this thread holds a mutex of a rank.
@@ -190,8 +169,6 @@ struct Held(Rank);
 thread_local! {
     /// The ranks of the mutexes that this thread holds, in the order in which it took them.
     static HELD: std::cell::RefCell<Vec<Rank>> = const { std::cell::RefCell::new(Vec::new()) };
-    /// How many values of [`AllowWaits`] live.
-    static ALLOWED: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
 }
 
 #[cfg(debug_assertions)]

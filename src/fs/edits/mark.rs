@@ -80,6 +80,7 @@ impl Fs {
         history.active.clear();
         // Any kind of record that changes which edits exist has this effect.
         history.note_change(&EditsLogRecord::Kept(Vec::new()));
-        history.rewrite_log();
+        history.log.request_rewrite();
+        core.write_edits();
     }
 }

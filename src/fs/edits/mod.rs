@@ -167,23 +167,29 @@ impl EditHistory {
         self.apply(record.clone(), number, &mut |entry| gone.push(entry));
         self.release(gone);
         self.note_change(&record);
-        let is_rewritten = {
-            let EditHistory { log, histories, .. } = self;
-            log.append(record, || histories.records())
-        };
-        if is_rewritten {
+        self.log.append(record);
+    }
+
+    /// Begins to write what the file of the log lacks: records, or all of the histories if the log
+    /// must be rewritten.
+    pub(super) fn begin_write(&mut self) -> Option<EditsWrite> {
+        let EditHistory { log, histories, .. } = self;
+        log.begin_write(|| {
+            let now = histories.snapshot();
+            Box::new(move || now.records())
+        })
+    }
+
+    /// Begins to put a new log in the place of the old one.
+    pub(super) fn begin_publish(&mut self, new: NewLog) -> EditsWrite {
+        self.log.begin_publish(new)
+    }
+
+    /// Ends a write to the log.
+    pub(super) fn end_write(&mut self, written: WrittenEdits) {
+        if self.log.end_write(written) {
             self.renumber_records();
         }
-    }
-
-    /// Begins to write the records that are not in the file of the log yet.
-    pub(super) fn begin_write(&mut self) -> Option<EditsWrite> {
-        self.log.begin_write()
-    }
-
-    /// Ends what [`EditHistory::begin_write`] began.
-    pub(super) fn end_write(&mut self, written: WrittenEdits) {
-        self.log.end_write(written);
     }
 
     /// Adapts the record numbers after a rewrite of the log.
@@ -230,33 +236,19 @@ impl EditHistory {
             self.append(record);
         }
     }
-
-    /// Rewrites the log.
-    fn rewrite_log(&mut self) {
-        let all = self.records();
-        if self.log.rewrite(all) {
-            self.renumber_records();
-        }
-    }
-
-    /// Publishes a new log, if no record was appended since it was begun.
-    fn publish_log(&mut self, new: NewLog) {
-        if self.log.publish(new) {
-            self.renumber_records();
-        }
-    }
 }
 
 impl Fs {
     /// Rewrites the log of the edit history if much of it is obsolete, or if a write to it failed.
     /// Programs go on meanwhile. If their work appends a record, this call drops the new log. After
-    /// three such calls, the next one rewrites the log under the lock of the head.
+    /// three such calls, the next one rewrites the log under the lock of changes.
     fn compact_edits_log(&self) {
         let (rewrite, histories) = {
             let mut core = self.writing();
             let Some(history) = &mut core.edits else { return };
             if history.log.must_rewrite() {
-                return history.rewrite_log();
+                history.log.request_rewrite();
+                return core.write_edits();
             }
             let Some(rewrite) = history.log.begin_rewrite() else { return };
             (rewrite, history.histories.snapshot())
@@ -268,11 +260,7 @@ impl Fs {
         // While a clone lives, each change of a history copies that history.
         drop(histories);
         match written {
-            Ok(new) => {
-                if let Some(history) = &mut self.writing().edits {
-                    history.publish_log(new);
-                }
-            }
+            Ok(new) => self.writing().publish_edits(new),
             Err(error) => {
                 log::debug!("{error}; the log of the edit history stays as long as it is")
             }

@@ -78,6 +78,7 @@ pub(in crate::store) fn write_at(file: &File, bytes: &[u8], offset: u64) -> io::
 
 /// Sets the length of a file (ftruncate(2)).
 pub(in crate::store) fn cut(file: &File, len: u64) -> io::Result<()> {
+    check_not_held(Rank::Core);
     failpoint::hit(Failpoint::StoreCut)?;
     file.set_len(len)?;
     note!(Cut { ino: ino(file)?, len: len });
@@ -119,6 +120,7 @@ pub(in crate::store) fn sync(file: &File) -> io::Result<()> {
 /// Fails if the kernel could not write bytes of a file. Does not wait for the disk, but for a page
 /// at the beginning (sync_file_range(2)).
 pub(in crate::store) fn check_written(file: &File) -> io::Result<()> {
+    check_not_held(Rank::Core);
     failpoint::hit(Failpoint::StoreCheck)?;
     crate::sys::file::writeback_error(file)
 }
@@ -134,6 +136,7 @@ pub(in crate::store) fn rename(dir: impl AsFd, from: &str, to: &str) -> io::Resu
 
 /// Removes a file (unlinkat(2)). A missing file is no error.
 pub(in crate::store) fn remove(dir: impl AsFd, name: &str) -> io::Result<()> {
+    check_not_held(Rank::Core);
     failpoint::hit(Failpoint::StoreRemove)?;
     gone(unlinkat(&dir, name, UnlinkatFlags::NoRemoveDir))?;
     note!(Remove { dir: ino(&dir)?, name: name.to_owned() });
@@ -142,6 +145,7 @@ pub(in crate::store) fn remove(dir: impl AsFd, name: &str) -> io::Result<()> {
 
 /// Removes an empty directory (unlinkat(2)). A missing directory is no error.
 pub(in crate::store) fn remove_dir(dir: impl AsFd, name: &str) -> io::Result<()> {
+    check_not_held(Rank::Core);
     failpoint::hit(Failpoint::StoreRemove)?;
     gone(unlinkat(&dir, name, UnlinkatFlags::RemoveDir))?;
     note!(Remove { dir: ino(&dir)?, name: name.to_owned() });
@@ -157,6 +161,7 @@ fn gone(result: nix::Result<()>) -> io::Result<()> {
 
 /// Creates a directory (mkdirat(2)). An existing directory is no error.
 pub(in crate::store) fn mkdir(dir: impl AsFd, name: &str) -> io::Result<()> {
+    check_not_held(Rank::Core);
     failpoint::hit(Failpoint::StoreMkdir)?;
     match mkdirat(&dir, name, Mode::S_IRWXU) {
         Ok(()) | Err(Errno::EEXIST) => {}

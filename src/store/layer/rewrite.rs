@@ -244,10 +244,9 @@ impl Upper {
         self.in_doubt = false;
     }
 
-    /// Stops the layer because the exchange of the journal could not be synced: a power cut may
+    /// Notes, after a failed sync, that it was that of the exchange of the journal: a power cut may
     /// bring the old journal back. The next start believes what it finds in the new one.
     pub fn exchange_failed(&mut self) {
-        self.sync_failed();
         self.synced = 0;
     }
 }

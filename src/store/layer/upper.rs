@@ -88,6 +88,26 @@ impl SyncWork {
     }
 }
 
+/// The mark of a failed sync. To write it needs no lock.
+pub struct FailedMark {
+    /// The record in the journal, if that can be written.
+    frame: Option<LogWrite>,
+    notes: FailedSyncs,
+    layer: LayerId,
+    /// How many records were synced before.
+    synced: u64,
+}
+
+impl FailedMark {
+    /// Writes the mark to the journal, and notes it outside the store.
+    pub fn write(&mut self) {
+        if let Some(frame) = &mut self.frame {
+            frame.write();
+        }
+        self.notes.note(self.layer, self.synced);
+    }
+}
+
 impl Upper {
     /// Creates the directory, journal and pool of a new layer.
     ///
@@ -257,9 +277,24 @@ impl Upper {
     /// Stops the layer after a failed sync: nothing can be recorded any more, and the next start
     /// shows what was synced before.
     pub fn sync_failed(&mut self) {
-        self.journal.end_with(&Record::SyncFailed(self.synced));
-        self.notes.note(self.layer, self.synced);
+        let mut mark = self.begin_failed();
+        mark.write();
+        self.end_failed(mark);
+    }
+
+    /// As [`Upper::sync_failed`], in steps: stops the layer, and returns the mark that says so. The
+    /// caller writes it, and then calls [`Upper::end_failed`].
+    pub fn begin_failed(&mut self) -> FailedMark {
         self.failed = true;
+        let frame = self.journal.begin_end(&Record::SyncFailed(self.synced));
+        FailedMark { frame, notes: self.notes.clone(), layer: self.layer, synced: self.synced }
+    }
+
+    /// Ends what [`Upper::begin_failed`] began, once the mark was written.
+    pub fn end_failed(&mut self, mark: FailedMark) {
+        if let Some(frame) = mark.frame {
+            self.journal.finish_end(frame);
+        }
     }
 
     /// Stops the layer because a sync failed elsewhere. The next start shows all of it.

@@ -18,7 +18,7 @@ use crate::error::{FsError, FsResult};
 use crate::fs::merged::answers;
 use crate::fs::writing::Writing;
 use crate::fs::{Core, DataRanges, Found, Fs, Invalidations, Need, State};
-use crate::store::edits_log::{Bounds, Content, EditsLogRecord, How, LogSync};
+use crate::store::edits_log::{Bounds, Content, DueSync, EditsLogRecord, How};
 use crate::store::record::Record;
 use crate::sys::clock;
 use crate::tree::{Body, Dentry, Edit, Hides, Meta, Node, Source};
@@ -189,11 +189,14 @@ impl Fs {
     /// # Errors
     /// As [`Fs::secure_edits`].
     pub(in crate::fs) fn secure_edits_to(&self) -> crate::error::Result<Option<LogMark>> {
-        let (work, mark) = {
-            let mut core = self.writing();
-            let Some(history) = &mut core.edits else { return Ok(None) };
-            (history.begin_secure()?, history.log_mark())
-        };
+        let mut core = self.writing();
+        let Some(history) = &mut core.edits else { return Ok(None) };
+        history.log.renew();
+        core.write_edits();
+        let Some(history) = &core.edits else { return Ok(None) };
+        let (due, mark) = (history.log.due_sync(), history.log_mark());
+        let work = core.released(|| due.map_or(Ok(None), DueSync::open))?;
+        drop(core);
         if let Some(work) = work {
             work.sync()?;
             self.writing().edits.iter_mut().for_each(|history| history.log.secured(&work));
@@ -290,16 +293,6 @@ struct Wanted {
 }
 
 impl EditHistory {
-    fn begin_secure(&mut self) -> crate::error::Result<Option<LogSync>> {
-        let EditHistory { log, histories, .. } = self;
-        let was_whole = log.next_number() != u64::MAX;
-        let work = log.begin_secure(|| histories.records())?;
-        if !was_whole && self.log.next_number() != u64::MAX {
-            self.renumber_records();
-        }
-        Ok(work)
-    }
-
     /// The contents of all edits and pending backups.
     fn contents(&self) -> impl Iterator<Item = Arc<Content>> {
         let pending = self.pending.iter().filter_map(|(_, edit)| edit.content.clone());

@@ -7,7 +7,9 @@ use super::{CALLER, Place, name, read};
 use crate::error::FsError;
 use crate::fs::writing::hook::{self, wait_a_little_for};
 use crate::fs::{Fs, LinkReply, RenameMode, SetAttr, SetXattr};
-use crate::types::{Name, NodeId};
+use crate::store::edits_log::Bounds;
+use crate::sys::failpoint;
+use crate::types::{Name, NodeId, TreePath};
 
 /// A place with more nodes: in the base `d/a` to `d/h`, and in the tree the file `d/new`, the
 /// directories `d/sub`, `d/void` and `d/void2`, and the link `d/sub/link`.
@@ -350,4 +352,82 @@ fn no_link_is_followed_while_its_directory_moves_up() {
         assert!(!is_followed, "its text leads out of the directory's new place");
     }
     assert!(!matches!(nodes.fs().readlink(nodes.link, 1), Ok(LinkReply::Text(_))));
+}
+
+/// The bytes of a file of the store; none if there is no such file.
+fn stored(nodes: &Nodes, file: &str) -> Vec<u8> {
+    std::fs::read(nodes.place._dir.path().join("store").join(file)).unwrap_or_default()
+}
+
+/// A failed write of a record leaves a log that must be rewritten.
+fn fail_log(nodes: &Nodes) {
+    let bounds = Bounds { edits: 7, ..Bounds::default() };
+    failpoint::with("fail:store.write:1:EIO", || nodes.fs().set_edit_bounds(bounds));
+}
+
+/// Appends records until it pays to rewrite the log.
+fn fill_log(nodes: &Nodes) {
+    for edits in (1..=2).cycle().take(8000) {
+        nodes.fs().set_edit_bounds(Bounds { edits, ..Bounds::default() });
+    }
+}
+
+const LOG: &str = "history/main";
+const JOURNAL: &str = "layers/00000001/journal";
+
+/// A write to the log of the edit history, or to the journal: the file that changes, a change
+/// before it, and the write.
+const STORED: &[(&str, &str, Change, Change)] = &[
+    ("a rewrite of a log that could not be written", LOG, fail_log, |n| {
+        n.fs().maintain_edits(true, &|| false);
+    }),
+    (
+        "a rewind",
+        LOG,
+        |_| (),
+        |n| {
+            n.fs().rewind_edits(&n.fs().edits_savepoint());
+        },
+    ),
+    ("a rewrite before content is freed", LOG, fail_log, |n| n.fs().secure_edits().unwrap()),
+    ("the removal of a log that cannot be written", LOG, fail_log, |n| {
+        failpoint::with("fail:store.rename:1:EIO", || n.fs().secure_edits().unwrap());
+    }),
+    ("the exchange of the log for a new one", LOG, fill_log, |n| {
+        n.fs().maintain_edits(true, &|| false);
+    }),
+    ("the mark of a failed sync in the journal", JOURNAL, |_| (), fail_sync),
+    ("the mark of a failed sync in the log", LOG, |_| (), fail_sync),
+];
+
+fn fail_sync(nodes: &Nodes) {
+    failpoint::with("fail:store.check:1:EIO", || nodes.fs().sync().unwrap_err());
+}
+
+/// The hook is called before and after each release of the core lock. So a file that differs
+/// between the two was written while the lock was free.
+#[test]
+fn the_kernel_gets_answers_while_the_log_of_edits_or_the_mark_of_a_failed_sync_is_written() {
+    for (what, file, prepare, write) in STORED {
+        let nodes = Nodes::new();
+        nodes.fs().open_edits("main");
+        nodes.fs().truncate(nodes.new, 0, false).unwrap();
+        nodes.fs().write(nodes.new, 0, b"content of the new file", false).unwrap();
+        prepare(&nodes);
+        let nodes = Arc::new(nodes);
+        let (before, seen) = (nodes.view(), Arc::new(Mutex::new(Vec::new())));
+        let edits = |nodes: &Nodes| nodes.fs().names_with_edits(&TreePath::parse(b"d").unwrap());
+        let (asking, to) = (Arc::clone(&nodes), Arc::clone(&seen));
+        nodes.change(*write, move || {
+            to.lock().unwrap().push((asking.view(), edits(&asking), stored(&asking, file)));
+        });
+        let seen = std::mem::take(&mut *seen.lock().unwrap());
+        let is_written = |around: &[(_, _, Vec<u8>)]| around[0].2 != around[1].2;
+        assert!(seen.chunks_exact(2).any(is_written), "{what}: {} looks", seen.len());
+        for (view, names, _) in seen {
+            assert_eq!(view, before, "during {what}");
+            assert_eq!(names, edits(&nodes), "during {what}");
+        }
+        assert_eq!(edits(&nodes).len(), 1, "after {what}");
+    }
 }

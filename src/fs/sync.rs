@@ -78,7 +78,9 @@ impl Fs {
     fn append_redo(&self, work: &mut SyncWork) -> bool {
         let mut core = self.writing();
         let are_numbers_synced = self.store.identities().try_lock().is_some_and(|i| i.is_synced());
-        let frame = if are_numbers_synced { core.upper.begin_redo(work) } else { None };
+        let unsynced = if are_numbers_synced { core.upper.begin_redo(work) } else { None };
+        let redo = unsynced.and_then(|unsynced| core.released(|| unsynced.read()));
+        let frame = redo.and_then(|redo| core.upper.begin_redo_mark(&redo));
         let Some(mut frame) = frame else { return false };
         core.released(|| frame.write());
         let is_appended = core.upper.end_redo(work, frame);

@@ -12,6 +12,7 @@ use crate::store::dedup::chunks::CHUNKS;
 use crate::store::io::disk;
 use crate::store::layer::{INDEX, JOURNAL, LayerInfo, MAP, POOL, SUMS};
 use crate::sys::file::data_in;
+use crate::sys::lock::{Rank, check_not_held};
 use crate::types::{ByteRange, LayerId};
 
 /// The most bytes that a filesystem takes for its own lists of the blocks of a small file.
@@ -30,8 +31,9 @@ fn data_bytes(file: &File, ranges: &[ByteRange]) -> std::io::Result<u64> {
 }
 
 impl Store {
-    /// Bytes that the store takes on disk.
+    /// Bytes that the store takes on disk. It looks at files of each layer.
     pub fn disk_usage(&self) -> u64 {
+        check_not_held(Rank::Core);
         let chunks =
             self.dir.file(CHUNKS, false).and_then(|file| file.metadata().attempt(String::new));
         let (_, archive) = self.layers.archived.space();

@@ -12,7 +12,6 @@
 
 use std::collections::HashSet;
 use std::fs::File;
-use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -41,6 +40,15 @@ impl Leftover {
             log::warn!("a scratch file keeps its space until no orphan is left: {error}");
         }
     }
+}
+
+/// Creates a scratch file. The caller holds no core lock.
+///
+/// # Errors
+/// As open(2) and fstat(2).
+pub(in crate::fs) fn create_scratch(store: &Store) -> Result<PoolWriter> {
+    let file = Arc::new(store.tmp().scratch()?);
+    PoolWriter::new(SCRATCH, file).map_err(|e| Error::io("create a scratch file", &e))
 }
 
 /// The records of the orphans, and where their bytes are. A clone copies a few pointers.
@@ -225,21 +233,12 @@ impl Orphans {
         self.scratch.as_ref().map(PoolWriter::file)
     }
 
-    /// Bytes that the scratch file takes on the disk of the host.
-    pub(in crate::fs) fn scratch_usage(&self) -> u64 {
-        let metadata = self.scratch_file().and_then(|file| file.metadata().ok());
-        metadata.map_or(0, |metadata| metadata.blocks() * 512)
-    }
-
-    /// Where writes to orphans go. Creates the scratch file if there is none.
-    pub(in crate::fs) fn scratch(&mut self, store: &Store) -> Result<&mut PoolWriter> {
-        if self.scratch.is_none() {
-            let file: Arc<File> = Arc::new(store.tmp().scratch()?);
-            let pool = PoolWriter::new(SCRATCH, file)
-                .map_err(|e| Error::io("create a scratch file", &e))?;
-            self.scratch = Some(pool);
+    /// Sends writes to orphans to this scratch file from now on. Does nothing if there is another
+    /// one, or the orphan that is to be written is gone.
+    pub(in crate::fs) fn use_scratch(&mut self, key: Ino, scratch: PoolWriter) {
+        if self.scratch.is_none() && self.records.epochs.contains_key(&key) {
+            self.scratch = Some(scratch);
         }
-        self.scratch.as_mut().ok_or_else(|| Error::damage("create a scratch file", "it is gone"))
     }
 
     /// Where writes to orphans go, if the scratch file exists.

@@ -7,7 +7,6 @@ use crate::fs::ops::privileges::{PrivilegeBits, SETGID, clear_capabilities, clea
 use crate::fs::ops::writable::Writable;
 use crate::fs::writing::Writing;
 use crate::fs::{Attr, Fs, Need, Target};
-use crate::store::Store;
 use crate::sys::clock;
 use crate::tree::{Edit, Meta, Node, Xattrs};
 use crate::types::{FileKind, NodeId, PERM_BITS, TYPE_BITS, Timestamp};
@@ -111,7 +110,7 @@ impl Fs {
     ) -> FsResult<Attr> {
         let privileges = privileges.into();
         self.with_room(Need::Less, || {
-            self.change_node(id, |core| core.setattr(&self.store, id, set, privileges))
+            self.change_node(id, |core| core.setattr(id, set, privileges))
         })
     }
 
@@ -159,7 +158,7 @@ impl Fs {
         check_namespace(name)?;
         self.with_room(Need::More, || {
             self.change_node(id, |core| {
-                core.need_bytes(&self.store, value.len() as u64)?;
+                core.need_bytes(value.len() as u64)?;
                 core.setxattr(id, name, value, how)
             })
         })
@@ -178,7 +177,6 @@ impl Fs {
 impl Writing<'_> {
     fn setattr(
         &mut self,
-        store: &Store,
         id: NodeId,
         set: SetAttr,
         privileges: PrivilegeBits<'_>,
@@ -194,7 +192,7 @@ impl Writing<'_> {
             return self.attr_of(id, &target);
         }
         if (SetAttr { size: None, ..set }) != SetAttr::default() {
-            self.need_record(store)?;
+            self.need_record()?;
         }
         let node = self.writable(target)?;
         let edits = self.stage_setattr(node, set, privileges)?;

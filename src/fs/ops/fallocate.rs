@@ -181,7 +181,7 @@ impl Writing<'_> {
         }
         self.open_pool_of(store, file)?;
         let bytes = holes.iter().map(|(hole, _)| hole.len()).sum();
-        self.need_bytes(store, bytes)?;
+        self.need_bytes(bytes)?;
         let (layer, measured) = (self.layer_of(file), self.quota.measured());
         let mut edits = Vec::with_capacity(holes.len());
         for (hole, is_last) in holes {

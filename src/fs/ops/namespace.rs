@@ -222,7 +222,7 @@ impl Writing<'_> {
         caller: Caller,
     ) -> FsResult<Entry> {
         let Found::Nothing(hides) = &slot.found else { return Err(FsError::Exists) };
-        self.need_node(store)?;
+        self.need_node()?;
         self.copy_up_parent(slot)?;
         let (dir, name) = (slot.dir, &slot.name);
         let node = new_node(self.tree.node(dir).ok_or(FsError::NotFound)?, new, caller)?;

@@ -40,7 +40,7 @@ impl Fs {
         let names = [(from_dir, from), (to_dir, to)];
         self.with_room(Need::Less, || {
             let renamed = self.change_names(names, |core| {
-                core.need_record(&self.store)?;
+                core.need_record()?;
                 core.try_rename(names, mode)
             });
             if let Renamed::LeavesJail(path, to) = renamed? {

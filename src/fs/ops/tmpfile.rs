@@ -48,7 +48,7 @@ impl Writing<'_> {
     ) -> FsResult<Entry> {
         let Body::Dir { base } = &above.body else { return Err(FsError::NotADirectory) };
         self.check_dir(base.as_ref())?;
-        self.need_node(store)?;
+        self.need_node()?;
         let mut node = new_node(above, new, caller)?;
         node.meta.nlink = 0;
         let ino = self.released(|| store.identities().lock().fresh())?;

@@ -17,6 +17,7 @@ use std::sync::Arc;
 
 use crate::error::{FsError, FsResult};
 use crate::fs::edits::Touch;
+use crate::fs::kernel::orphans::create_scratch;
 use crate::fs::merged::answers;
 use crate::fs::ops::change::Change;
 use crate::fs::ops::privileges::PrivilegeBits;
@@ -192,7 +193,7 @@ impl<'a> Write<'a> {
         if fresh.is_empty() {
             return self.record(core, planned, None, need);
         }
-        core.need_bytes(store, fresh.iter().map(ByteRange::len).sum())?;
+        core.need_bytes(fresh.iter().map(ByteRange::len).sum())?;
         let mut stage = self.begin_stage(core, &planned)?;
         if self.dropped >= MOST_DROPPED {
             core.released(|| stage.store(self.offset, self.bytes));
@@ -297,18 +298,23 @@ impl Writing<'_> {
     }
 }
 
-impl Core {
+impl Writing<'_> {
     /// Creates the scratch file if the content of a node is to be written there. Otherwise notes
     /// that the pool has content that may get a record later.
     pub(super) fn open_pool_of(&mut self, store: &Store, file: Writable) -> FsResult<()> {
-        if self.is_in_scratch(file) {
-            self.held.orphans_mut().scratch(store)?;
-        } else if file.is_orphan {
-            self.upper.note_changed();
+        if !self.is_in_scratch(file) {
+            if file.is_orphan {
+                self.upper.note_changed();
+            }
+        } else if self.held.orphans().scratch_file().is_none() {
+            let scratch = self.released(|| create_scratch(store))?;
+            self.held.orphans_mut().use_scratch(file.key, scratch);
         }
         Ok(())
     }
+}
 
+impl Core {
     /// The pool to which the content of a node is written.
     pub(super) fn pool_of(&mut self, file: Writable) -> FsResult<&mut PoolWriter> {
         if !self.is_in_scratch(file) {

@@ -10,8 +10,12 @@
 //! * A removal and a truncation never fail: the number of names bounds them.
 //!
 //! To measure the store takes time. So written bytes are added up, and the store is measured again
-//! when the sum reaches the limit, at most once a second.
+//! when the sum reaches the limit: at most once a second, unless something changed meanwhile. That
+//! looks at files of the store, so it is done without a lock, and the operation that reached the
+//! limit runs again after it.
 
+use std::fs::File;
+use std::os::unix::fs::MetadataExt;
 use std::time::{Duration, Instant};
 
 use crate::error::{FsError, FsResult};
@@ -56,6 +60,8 @@ pub(in crate::fs) struct Quota {
     limits: Limits,
     /// Bytes that the store took when it was measured, and those written since.
     used: u64,
+    /// Bytes that were written, and how many times space was freed.
+    changes: (u64, u64),
     /// The number of layers when the limits were set.
     layers_before: u64,
     measured: Option<Instant>,
@@ -66,6 +72,7 @@ impl Quota {
     /// Space was freed: the next operation that needs some measures the store.
     pub(in crate::fs) fn measure_soon(&mut self) {
         self.measured = None;
+        self.changes.1 += 1;
     }
 
     /// When the store was last measured; none if it is to be measured.
@@ -76,6 +83,7 @@ impl Quota {
     /// Adds bytes that were written.
     pub(in crate::fs) fn add(&mut self, bytes: u64) {
         self.used = self.used.saturating_add(bytes);
+        self.changes.0 = self.changes.0.wrapping_add(bytes);
         if let Some(notice) = &mut self.notice {
             notice.since = notice.since.saturating_add(bytes);
             if notice.since >= notice.every {
@@ -85,39 +93,30 @@ impl Quota {
         }
     }
 
-    /// Measures the store if there is a limit and the last measurement is too old.
-    fn refresh(&mut self, usage: impl FnOnce() -> u64) {
-        if self.measured.is_none_or(|measured| measured.elapsed() >= MEASURE_INTERVAL) {
-            self.measure(usage);
-        }
+    /// Whether there is a limit, and the last measurement is too old.
+    fn is_outdated(&self) -> bool {
+        self.limits != Limits::default()
+            && self.measured.is_none_or(|measured| measured.elapsed() >= MEASURE_INTERVAL)
     }
 
-    /// Measures the store if there is a limit.
-    fn measure(&mut self, usage: impl FnOnce() -> u64) {
-        if self.limits != Limits::default() {
-            self.used = usage();
-            self.measured = Some(Instant::now());
-        }
+    /// Takes a measurement that began at `changes`. Bytes that were written since may be in it or
+    /// not, so they count in full. If anything changed since, the next operation that needs more
+    /// space than is left measures the store again.
+    fn set_measured(&mut self, usage: u64, changes: (u64, u64)) {
+        self.used = usage.saturating_add(self.changes.0.wrapping_sub(changes.0));
+        self.measured = (self.changes == changes).then(Instant::now);
     }
 
-    fn check_bytes(&mut self, bytes: u64, usage: impl FnOnce() -> u64) -> FsResult<()> {
+    fn check_bytes(&self, bytes: u64) -> FsResult<()> {
         let Some(limit) = self.limits.bytes else { return Ok(()) };
         // Of a write in place, only the record takes space.
         let limit = if bytes == 0 { with_records(limit) } else { limit };
-        if self.used.saturating_add(bytes) <= limit {
-            return Ok(());
-        }
-        self.refresh(usage);
         if self.used.saturating_add(bytes) <= limit { Ok(()) } else { Err(FsError::NoSpace) }
     }
 
-    fn check_record(&mut self, usage: impl FnOnce() -> u64) -> FsResult<()> {
+    fn check_record(&self) -> FsResult<()> {
         let Some(limit) = self.limits.bytes else { return Ok(()) };
-        let most = with_records(limit);
-        if self.used > most {
-            self.refresh(usage);
-        }
-        if self.used > most { Err(FsError::LimitReached) } else { Ok(()) }
+        if self.used > with_records(limit) { Err(FsError::LimitReached) } else { Ok(()) }
     }
 }
 
@@ -161,10 +160,12 @@ impl Fs {
     /// Sets how much may be stored from now on.
     pub fn set_limits(&self, limits: Limits) {
         let layers = self.store.layer_count();
-        let mut core = self.core();
-        core.quota.limits = limits;
-        core.quota.layers_before = layers;
-        core.measure_store(&self.store);
+        {
+            let mut core = self.core();
+            core.quota.limits = limits;
+            core.quota.layers_before = layers;
+        }
+        self.measure_store();
     }
 
     /// Checks that a checkpoint fits, and counts it.
@@ -173,6 +174,10 @@ impl Fs {
     /// ENOSPC.
     pub fn need_checkpoint(&self) -> FsResult<()> {
         let layers = self.store.layer_count();
+        self.as_measured(|| self.try_need_checkpoint(layers))
+    }
+
+    fn try_need_checkpoint(&self, layers: u64) -> FsResult<()> {
         let mut core = self.core();
         if let Some(limit) = core.quota.limits.files {
             let since = layers.saturating_sub(core.quota.layers_before).saturating_add(1);
@@ -180,7 +185,7 @@ impl Fs {
                 return Err(FsError::LimitReached);
             }
         }
-        core.need_bytes(&self.store, LAYER_BYTES)?;
+        core.need_bytes(LAYER_BYTES)?;
         core.quota.add(LAYER_BYTES);
         Ok(())
     }
@@ -191,9 +196,36 @@ impl Fs {
         self.core().quota.notice = call.map(|call| Notice { every, since: 0, call });
     }
 
-    /// Measures how much the store takes.
+    /// Measures how much the store takes, if there is a limit. The caller holds no lock.
     pub(in crate::fs) fn measure_store(&self) {
-        self.core().measure_store(&self.store);
+        let (scratch, changes) = {
+            let core = self.core();
+            if core.quota.limits == Limits::default() {
+                return;
+            }
+            (core.held.orphans().scratch_file().cloned(), core.quota.changes)
+        };
+        let usage = usage(&self.store, scratch.as_deref());
+        self.core().quota.set_measured(usage, changes);
+    }
+
+    /// Measures the store if there is a limit and the last measurement is too old. Returns whether
+    /// it did. The caller holds no lock.
+    fn refresh_usage(&self) -> bool {
+        let is_outdated = self.core().quota.is_outdated();
+        if is_outdated {
+            self.measure_store();
+        }
+        is_outdated
+    }
+
+    /// Runs an operation. If it fails at a limit by an old measurement, measures the store and runs
+    /// it again. A failed operation must have changed nothing. The caller holds no lock.
+    pub(in crate::fs) fn as_measured<T>(&self, operation: impl Fn() -> FsResult<T>) -> FsResult<T> {
+        match operation() {
+            Err(FsError::NoSpace | FsError::LimitReached) if self.refresh_usage() => operation(),
+            result => result,
+        }
     }
 
     /// The space of the filesystem that holds the store, or less where there is a limit.
@@ -211,9 +243,8 @@ impl Fs {
             files: host.files(),
             files_free: host.files_free(),
         };
-        let mut guard = self.core();
-        let core = &mut *guard;
-        core.quota.refresh(|| usage(&self.store, core.held.orphans().scratch_usage()));
+        self.refresh_usage();
+        let core = self.core();
         let Limits { bytes, files } = core.quota.limits;
         if let Some(bytes) = bytes {
             space = space.in_small_blocks();
@@ -231,8 +262,9 @@ impl Fs {
 }
 
 /// Bytes on the disk of the host that count.
-fn usage(store: &Store, scratch: u64) -> u64 {
-    store.disk_usage().saturating_add(scratch)
+fn usage(store: &Store, scratch: Option<&File>) -> u64 {
+    let scratch = scratch.and_then(|file| file.metadata().ok());
+    store.disk_usage().saturating_add(scratch.map_or(0, |about| about.blocks() * 512))
 }
 
 impl Core {
@@ -240,35 +272,28 @@ impl Core {
     ///
     /// # Errors
     /// ENOSPC.
-    pub(in crate::fs) fn need_bytes(&mut self, store: &Store, bytes: u64) -> FsResult<()> {
-        let orphans = self.held.orphans();
-        self.quota.check_bytes(bytes, || usage(store, orphans.scratch_usage()))
+    pub(in crate::fs) fn need_bytes(&self, bytes: u64) -> FsResult<()> {
+        self.quota.check_bytes(bytes)
     }
 
     /// Checks that one more record about an existing node fits.
     ///
     /// # Errors
     /// ENOSPC.
-    pub(in crate::fs) fn need_record(&mut self, store: &Store) -> FsResult<()> {
-        let orphans = self.held.orphans();
-        self.quota.check_record(|| usage(store, orphans.scratch_usage()))
+    pub(in crate::fs) fn need_record(&self) -> FsResult<()> {
+        self.quota.check_record()
     }
 
     /// Checks that one more node fits.
     ///
     /// # Errors
     /// ENOSPC.
-    pub(in crate::fs) fn need_node(&mut self, store: &Store) -> FsResult<()> {
+    pub(in crate::fs) fn need_node(&self) -> FsResult<()> {
         match self.quota.limits.files {
             Some(limit) if self.stored_nodes() >= limit => Err(FsError::LimitReached),
             // Its record, and the block in which that may begin.
-            _ => self.need_bytes(store, BLOCK),
+            _ => self.need_bytes(BLOCK),
         }
-    }
-
-    fn measure_store(&mut self, store: &Store) {
-        let orphans = self.held.orphans();
-        self.quota.measure(|| usage(store, orphans.scratch_usage()));
     }
 
     fn stored_nodes(&self) -> u64 {

@@ -14,6 +14,7 @@ use nix::sys::stat::Mode;
 
 use crate::error::{Attempt, Result};
 use crate::store::io::disk;
+use crate::sys::lock::{Rank, check_not_held};
 
 /// An open directory: the root of a store, or one below it.
 pub struct StoreDir {
@@ -175,6 +176,7 @@ impl StoreDir {
     /// # Errors
     /// As open(2).
     pub fn scratch(&self) -> Result<File> {
+        check_not_held(Rank::Core);
         // Through the descriptor, because the store may have been moved.
         disk::look()
             .map_err(std::io::Error::from)

@@ -34,6 +34,9 @@ fn ino(fd: impl AsFd) -> io::Result<u64> {
 
 /// Opens a file in a directory (openat(2)). If the call creates it, only its owner may read it.
 pub(in crate::store) fn open(dir: impl AsFd, name: &str, flags: OFlag) -> io::Result<File> {
+    if flags.contains(OFlag::O_CREAT) {
+        check_not_held(Rank::Core);
+    }
     failpoint::hit(Failpoint::StoreOpen)?;
     let file = File::from(openat(&dir, name, flags, Mode::S_IRUSR | Mode::S_IWUSR)?);
     if flags.contains(OFlag::O_CREAT) {

@@ -16,6 +16,7 @@
 //!   take space until the layer is sealed.
 
 use std::fs::File;
+use std::sync::Arc;
 
 use crate::error::{Attempt, Result};
 use crate::store::Store;
@@ -24,14 +25,30 @@ use crate::store::io::disk;
 use crate::store::layer::journal::LayerContents;
 use crate::store::layer::{POOL, dir_name};
 use crate::store::record::{PoolBytes, Record};
+use crate::sys::lock::{Rank, check_not_held};
 use crate::types::{ByteRange, LayerId};
 
-/// Begins a sync of the pool, and returns the record that can take the place of fdatasync(2).
-/// `None` if it would be too long, or the pool cannot be read.
-pub(super) fn begin(pool: &mut PoolWriter) -> Option<Record> {
+/// Bytes of a pool that are not synced. To read them needs no lock.
+pub struct UnsyncedBytes {
+    pool: Arc<File>,
+    ranges: Vec<ByteRange>,
+}
+
+/// Begins a sync of the pool. `None` if the bytes that are not synced are many.
+pub(super) fn begin(pool: &mut PoolWriter) -> Option<UnsyncedBytes> {
     let ranges = pool.unsynced.begin_sync()?;
-    let read: Option<Vec<PoolBytes>> = ranges.into_iter().map(|r| read(pool.file(), r)).collect();
-    read.map(Record::Redo)
+    Some(UnsyncedBytes { pool: Arc::clone(pool.file()), ranges })
+}
+
+impl UnsyncedBytes {
+    /// Returns the record that can take the place of fdatasync(2). `None` if the pool cannot be
+    /// read.
+    pub fn read(self) -> Option<Record> {
+        check_not_held(Rank::Core);
+        let read: Option<Vec<PoolBytes>> =
+            self.ranges.into_iter().map(|range| read(&self.pool, range)).collect();
+        read.map(Record::Redo)
+    }
 }
 
 fn read(pool: &File, range: ByteRange) -> Option<PoolBytes> {

@@ -13,6 +13,7 @@ use crate::store::io::log;
 use crate::store::io::writer::{FailedSyncs, Writer};
 use crate::store::layer::files::Layers;
 use crate::store::layer::journal::{LayerContents, Trust, read, read_bytes};
+use crate::store::layer::redo::UnsyncedBytes;
 use crate::store::layer::upper::{SyncWork, Upper};
 use crate::store::layer::{JOURNAL, LayerInfo, POOL};
 use crate::store::record::{Header, LayerKind, Record, Seal};
@@ -58,7 +59,8 @@ fn mark_synced(upper: &mut Upper, work: &mut SyncWork) -> Result<()> {
 
 /// Appends a mark with the unsynced bytes of the pool. Returns whether that could be done.
 fn append_redo(upper: &mut Upper, work: &mut SyncWork) -> bool {
-    let Some(mut frame) = upper.begin_redo(work) else { return false };
+    let redo = upper.begin_redo(work).and_then(UnsyncedBytes::read);
+    let Some(mut frame) = redo.and_then(|redo| upper.begin_redo_mark(&redo)) else { return false };
     frame.write();
     let is_done = upper.end_redo(work, frame);
     write_ahead(upper);

@@ -21,7 +21,7 @@ use crate::store::io::fsync_probe::{FsyncProbe, Unsynced};
 use crate::store::io::log::{Log, LogWrite};
 use crate::store::io::writer::FailedSyncs;
 use crate::store::layer::journal::LayerContents;
-use crate::store::layer::redo;
+use crate::store::layer::redo::{self, UnsyncedBytes};
 use crate::store::layer::{JOURNAL, NEW_JOURNAL, POOL, dir_name};
 use crate::store::record::{Header, Record, Seal};
 use crate::types::LayerId;
@@ -304,12 +304,12 @@ impl Upper {
     }
 }
 
-/// A sync in steps. Between them the caller does the syncs, and the writes of the frames, without
-/// the core lock:
+/// A sync in steps. Between them the caller does the syncs, reads the unsynced bytes and writes the
+/// frames, without the core lock:
 ///
 /// 1. [`Upper::begin_sync`]
-/// 2. [`Upper::begin_redo`] and [`Upper::end_redo`]; or [`SyncWork::sync_pool`],
-///    [`Upper::begin_mark`] and [`Upper::end_mark`]
+/// 2. [`Upper::begin_redo`], [`Upper::begin_redo_mark`] and [`Upper::end_redo`]; or
+///    [`SyncWork::sync_pool`], [`Upper::begin_mark`] and [`Upper::end_mark`]
 /// 3. [`Upper::begin_write_ahead`] and [`Upper::end_write_ahead`]
 /// 4. [`SyncWork::sync_journal`] and [`Upper::journal_synced`]
 impl Upper {
@@ -337,16 +337,20 @@ impl Upper {
         self.in_doubt &= work.layer != self.layer;
     }
 
-    /// Begins a mark that holds the unsynced bytes of the pool, instead of a sync of the pool.
-    /// `None` if that cannot be done: if the bytes are many, for example. The caller has synced the
-    /// identities. It lets no other thread append a record before [`Upper::end_redo`], because the
-    /// mark must cover all records.
-    pub fn begin_redo(&mut self, work: &SyncWork) -> Option<LogWrite> {
+    /// Begins a mark that holds the unsynced bytes of the pool, instead of a sync of the pool: the
+    /// bytes to be read. `None` if that cannot be done: if the bytes are many, for example. The
+    /// caller has synced the identities. It lets no other thread append a record before
+    /// [`Upper::end_redo`], because the mark must cover all records.
+    pub fn begin_redo(&mut self, work: &SyncWork) -> Option<UnsyncedBytes> {
         if work.layer != self.layer || self.in_doubt {
             return None;
         }
-        let redo = redo::begin(&mut self.pool)?;
-        let frame = self.journal.begin_append_untrusted(&redo);
+        redo::begin(&mut self.pool)
+    }
+
+    /// The frame of the mark with the bytes that were read. `None` if it cannot be appended.
+    pub fn begin_redo_mark(&mut self, redo: &Record) -> Option<LogWrite> {
+        let frame = self.journal.begin_append_untrusted(redo);
         frame.inspect_err(|error| log::debug!("{error}; the pool is synced instead")).ok()
     }
 

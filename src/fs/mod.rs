@@ -276,7 +276,7 @@ impl Fs {
         core.links.forget(id);
         core.coherence.forget(id);
         if forgotten.node.is_live() {
-            if core.held.id_of(forgotten.node.ino).is_none() {
+            if core.held.ids_of(forgotten.node.ino).next().is_none() {
                 core.coherence.forget_aliases(forgotten.node.ino);
             }
             return;

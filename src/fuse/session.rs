@@ -69,9 +69,17 @@ impl Session {
     /// Ends the session because one of its threads has failed. Otherwise the others would end only
     /// once each has got another request.
     fn abort(&self) {
-        let aborted = self.connection.as_ref().map(|connection| connection.abort());
-        if let Some(Err(error)) = aborted {
-            log::warn!("a serving thread failed, and the others may serve on: {error}");
+        let aborted = match &self.connection {
+            Some(connection) => connection.abort(),
+            None => Err(io::Error::other("no access to the connection's control files")),
+        };
+        match aborted {
+            // It has ended already.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => {
+                log::warn!("a serving thread failed, and others may wait for a request: {error}");
+            }
+            Ok(()) => {}
         }
     }
 

@@ -84,7 +84,7 @@ impl HeldNodes {
 
     /// Makes live nodes orphans. `records` has the records of all orphans.
     pub(in crate::fs) fn make_orphans(&mut self, ids: &BTreeSet<NodeId>, records: OrphanRecords) {
-        self.orphans.set_records(records);
+        self.orphans.set_records(records, !ids.is_empty());
         ids.iter().for_each(|id| self.make_orphan_without_record(*id));
     }
 

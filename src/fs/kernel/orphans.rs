@@ -130,10 +130,12 @@ impl Orphans {
     }
 
     /// Replaces the records by a clone to which nodes were added, and from which those were removed
-    /// that the kernel has forgotten since.
-    pub(in crate::fs) fn set_records(&mut self, records: OrphanRecords) {
+    /// that the kernel has forgotten since. `has_new` says whether any node was added.
+    pub(super) fn set_records(&mut self, records: OrphanRecords, has_new: bool) {
         self.records = records;
-        self.last_removal = Some(Instant::now());
+        if has_new {
+            self.last_removal = Some(Instant::now());
+        }
     }
 
     /// The records and extents.

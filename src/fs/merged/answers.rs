@@ -15,7 +15,7 @@ use std::any::Any;
 use std::cell::RefCell;
 use std::collections::HashMap;
 
-#[cfg(feature = "shuttle")]
+#[cfg(all(test, feature = "shuttle"))]
 use shuttle::thread_local;
 
 use crate::error::{FsError, FsResult};

@@ -1,11 +1,12 @@
 //! Installs another state in place, while the kernel holds nodes of the present one.
 //!
 //! The lock of changes is held all the time, so the present state stays as it is. The core lock is
-//! released while the plan is made and the record is written, because the base and the disk may be
-//! slow. Programs look nodes up and forget them meanwhile, so the plan is completed in rounds.
+//! released while the plan is made, while the daemon works out what changes, and while the record
+//! is written: the base and the disk may be slow, and the kernel may hold many nodes. Programs look
+//! nodes up and forget them meanwhile, so the plan is completed in rounds.
 //!
-//! Lookups that find a node wait during the last round and the record. The plan is then carried out
-//! before the core lock is released again.
+//! From the last round on, lookups that find a node wait. The changes are then carried out before
+//! the core lock is released again.
 
 use crate::error::FsResult;
 use crate::fs::merged::answers::at_once;
@@ -53,7 +54,7 @@ impl Writing<'_> {
         let records = self.held.orphans().records().clone();
         let mut changes = self.released(|| plan.into_changes(&dirs, records));
         record(self)?;
-        // Only FORGET can have come since the last look.
+        // Only FORGET can have come since the last `take_unplanned`.
         for id in self.held.take_changed() {
             debug_assert!(self.held.get(id).is_none(), "lookups wait");
             changes.orphan_records.remove(id);
@@ -69,7 +70,7 @@ impl Core {
         let Changes { orphans, orphan_records, recorded, left_to_base, .. } = changes;
         let Changes { aliases, switched_names, invalidations, .. } = changes;
         // FORGET of such a file would have taken its aliases along.
-        let is_held = |(ino, _): &(Ino, _)| self.held.id_of(*ino).is_some();
+        let is_held = |(ino, _): &(Ino, _)| self.held.ids_of(*ino).next().is_some();
         for (ino, names) in aliases.into_iter().filter(is_held) {
             self.coherence.add_aliases(ino, names);
         }

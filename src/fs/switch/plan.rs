@@ -28,7 +28,7 @@ use crate::tree::{Dentry, Node, Tree};
 use crate::types::{Epoch, FileKind, Ino, Name, NodeId, TreePath};
 
 /// After so many nodes, a search in the node table lets waiting requests go first.
-const AT_ONCE: usize = 1024;
+const AT_ONCE: usize = if cfg!(test) { 2 } else { 1024 };
 
 /// A live node, as the kernel holds it.
 pub(super) struct LiveNode {
@@ -166,7 +166,8 @@ impl<'a> SwitchPlan<'a> {
     }
 
     /// Drops the nodes that changed from the plan. Returns the live held nodes that it lacks. Lets
-    /// requests go first now and then; the nodes that they change are found by the next call.
+    /// requests go first now and then. The next call finds the nodes that these change, and after the
+    /// last one its caller does.
     pub(super) fn take_unplanned(&mut self, core: &mut Writing<'_>) -> Vec<(NodeId, LiveNode)> {
         let changed = core.held.take_changed();
         self.changed.extend(&changed);
@@ -180,26 +181,22 @@ impl<'a> SwitchPlan<'a> {
             self.all_ids(core)
         } else {
             changed.iter().for_each(|id| drop(self.nodes.remove(id)));
-            changed
+            changed.into_iter().collect()
         };
         in_parts(core, ids, |core, id, found| {
             found.extend(core.held.get(id).and_then(|held| Some((id, LiveNode::of(core, held)?))));
         })
     }
 
-    /// The held nodes that the switch can affect.
-    fn all_ids(&self, core: &mut Writing<'_>) -> BTreeSet<NodeId> {
-        let mut ids = self.changed.clone();
-        match &self.affected {
-            // The kernel may hold many more nodes, so the cost is that of the difference.
-            Some(affected) => {
-                let of = |core: &Core, ino: &Ino, ids: &mut Vec<NodeId>| {
-                    ids.extend(core.held.ids_of(*ino));
-                };
-                ids.extend(in_parts(core, affected, of));
-            }
-            None => ids.extend(core.held.iter().map(|(id, _)| id)),
-        }
+    /// The held nodes that the switch can affect. One may occur twice.
+    fn all_ids(&self, core: &mut Writing<'_>) -> Vec<NodeId> {
+        // The kernel may hold many more nodes, so the cost is that of the difference.
+        let Some(affected) = &self.affected else {
+            return core.held.iter().map(|(id, _)| id).collect();
+        };
+        let of = |core: &Core, ino: &Ino, ids: &mut Vec<NodeId>| ids.extend(core.held.ids_of(*ino));
+        let mut ids = in_parts(core, affected, of);
+        ids.extend(&self.changed);
         ids
     }
 

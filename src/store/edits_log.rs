@@ -10,7 +10,7 @@
 //! read is renamed, with one warning. If the log cannot be written, jailfs warns once, and writes
 //! it anew when that works again.
 //!
-//! While the head is open, [`EditsLog`] does not touch the disk. It begins and ends writes
+//! Once the head is open, [`EditsLog`] does not touch the disk. It begins and ends writes
 //! ([`EditsWrite`]), rewrites ([`LogRewrite`]) and syncs ([`LogSync`]), which need no lock.
 //!
 //! Always true:

@@ -179,7 +179,7 @@ impl Writing<'_> {
         if holes.is_empty() {
             return Ok(Vec::new());
         }
-        self.open_pool_of(store, file)?;
+        self.prepare_pool_of(store, file)?;
         let bytes = holes.iter().map(|(hole, _)| hole.len()).sum();
         self.need_bytes(bytes)?;
         let (layer, measured) = (self.layer_of(file), self.quota.measured());

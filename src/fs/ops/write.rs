@@ -214,7 +214,7 @@ impl<'a> Write<'a> {
             core.check_append(self.id, &target, self.offset)?;
         }
         let change = core.plan_change(target, self.privileges, self.position.touch())?;
-        core.open_pool_of(store, change.file)?;
+        core.prepare_pool_of(store, change.file)?;
         let size = core.tree_of(change.file).size(change.file.key);
         let runs = core.cut_into_runs(change.file, self.range(), size);
         Ok(Planned { change, size, runs })
@@ -301,7 +301,7 @@ impl Writing<'_> {
 impl Writing<'_> {
     /// Creates the scratch file if the content of a node is to be written there. Otherwise notes
     /// that the pool has content that may get a record later.
-    pub(super) fn open_pool_of(&mut self, store: &Store, file: Writable) -> FsResult<()> {
+    pub(super) fn prepare_pool_of(&mut self, store: &Store, file: Writable) -> FsResult<()> {
         if !self.is_in_scratch(file) {
             if file.is_orphan {
                 self.upper.note_changed();

@@ -90,7 +90,7 @@ impl Fs {
         operation: impl Fn() -> FsResult<T>,
     ) -> FsResult<T> {
         let mut frees = self.reclaim.frees();
-        let mut result = self.as_measured(&operation);
+        let mut result = self.retry_measured(&operation);
         // The first reclaimed space may be too little.
         for tries in 0..MOST_TRIES {
             let since = (tries < MOST_TRIES_FOR_OTHERS).then_some(frees);
@@ -103,7 +103,7 @@ impl Fs {
                 break;
             }
             frees = self.reclaim.frees();
-            result = self.as_measured(&operation);
+            result = self.retry_measured(&operation);
             self.store.keep_reserve();
         }
         result

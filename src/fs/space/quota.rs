@@ -10,9 +10,9 @@
 //! * A removal and a truncation never fail: the number of names bounds them.
 //!
 //! To measure the store takes time. So written bytes are added up, and the store is measured again
-//! when the sum reaches the limit: at most once a second, unless something changed meanwhile. That
-//! looks at files of the store, so it is done without a lock, and the operation that reached the
-//! limit runs again after it.
+//! when the sum reaches the limit, at most once a second. That looks at files of the store, so it
+//! is done without the core lock, and the operation that reached the limit runs again after it. No
+//! change is made meanwhile, so that no byte counts twice.
 
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;
@@ -21,6 +21,7 @@ use std::time::{Duration, Instant};
 use crate::error::{FsError, FsResult};
 use crate::fs::{Core, Fs};
 use crate::store::Store;
+use crate::sys::lock::RankedGuard;
 
 /// How long a measurement of the store counts.
 const MEASURE_INTERVAL: Duration = Duration::from_secs(1);
@@ -54,14 +55,20 @@ struct Notice {
     call: Box<dyn Fn() + Send + Sync>,
 }
 
+/// How many bytes were written since the head was opened, and how many times space was freed.
+#[derive(Clone, Copy, Default)]
+struct SoFar {
+    bytes: u64,
+    frees: u64,
+}
+
 /// The limits, and how much is stored.
 #[derive(Default)]
 pub(in crate::fs) struct Quota {
     limits: Limits,
     /// Bytes that the store took when it was measured, and those written since.
     used: u64,
-    /// Bytes that were written, and how many times space was freed.
-    changes: (u64, u64),
+    so_far: SoFar,
     /// The number of layers when the limits were set.
     layers_before: u64,
     measured: Option<Instant>,
@@ -72,7 +79,7 @@ impl Quota {
     /// Space was freed: the next operation that needs some measures the store.
     pub(in crate::fs) fn measure_soon(&mut self) {
         self.measured = None;
-        self.changes.1 += 1;
+        self.so_far.frees += 1;
     }
 
     /// When the store was last measured; none if it is to be measured.
@@ -83,7 +90,7 @@ impl Quota {
     /// Adds bytes that were written.
     pub(in crate::fs) fn add(&mut self, bytes: u64) {
         self.used = self.used.saturating_add(bytes);
-        self.changes.0 = self.changes.0.wrapping_add(bytes);
+        self.so_far.bytes = self.so_far.bytes.wrapping_add(bytes);
         if let Some(notice) = &mut self.notice {
             notice.since = notice.since.saturating_add(bytes);
             if notice.since >= notice.every {
@@ -99,12 +106,12 @@ impl Quota {
             && self.measured.is_none_or(|measured| measured.elapsed() >= MEASURE_INTERVAL)
     }
 
-    /// Takes a measurement that began at `changes`. Bytes that were written since may be in it or
-    /// not, so they count in full. If anything changed since, the next operation that needs more
-    /// space than is left measures the store again.
-    fn set_measured(&mut self, usage: u64, changes: (u64, u64)) {
-        self.used = usage.saturating_add(self.changes.0.wrapping_sub(changes.0));
-        self.measured = (self.changes == changes).then(Instant::now);
+    /// Takes a measurement that began when `before` was the sum so far. The bytes of a checkpoint
+    /// that was begun since count in full. If space was freed since, the next operation that needs
+    /// more than is left measures the store again.
+    fn set_measured(&mut self, usage: u64, before: SoFar) {
+        self.used = usage.saturating_add(self.so_far.bytes.wrapping_sub(before.bytes));
+        self.measured = (self.so_far.frees == before.frees).then(Instant::now);
     }
 
     fn check_bytes(&self, bytes: u64) -> FsResult<()> {
@@ -174,7 +181,7 @@ impl Fs {
     /// ENOSPC.
     pub fn need_checkpoint(&self) -> FsResult<()> {
         let layers = self.store.layer_count();
-        self.as_measured(|| self.try_need_checkpoint(layers))
+        self.retry_measured(|| self.try_need_checkpoint(layers))
     }
 
     fn try_need_checkpoint(&self, layers: u64) -> FsResult<()> {
@@ -196,36 +203,45 @@ impl Fs {
         self.core().quota.notice = call.map(|call| Notice { every, since: 0, call });
     }
 
-    /// Measures how much the store takes, if there is a limit. The caller holds no lock.
+    /// Measures how much the store takes, if there is a limit. The caller holds neither the lock of
+    /// changes nor the core lock.
     pub(in crate::fs) fn measure_store(&self) {
-        let (scratch, changes) = {
+        self.measure_under(&self.changes.lock());
+    }
+
+    /// Measures the store while the caller holds the lock of changes.
+    fn measure_under(&self, _changes: &RankedGuard<'_, ()>) {
+        let (scratch, before) = {
             let core = self.core();
             if core.quota.limits == Limits::default() {
                 return;
             }
-            (core.held.orphans().scratch_file().cloned(), core.quota.changes)
+            (core.held.orphans().scratch_file().cloned(), core.quota.so_far)
         };
         let usage = usage(&self.store, scratch.as_deref());
-        self.core().quota.set_measured(usage, changes);
-    }
-
-    /// Measures the store if there is a limit and the last measurement is too old. Returns whether
-    /// it did. The caller holds no lock.
-    fn refresh_usage(&self) -> bool {
-        let is_outdated = self.core().quota.is_outdated();
-        if is_outdated {
-            self.measure_store();
-        }
-        is_outdated
+        self.core().quota.set_measured(usage, before);
     }
 
     /// Runs an operation. If it fails at a limit by an old measurement, measures the store and runs
-    /// it again. A failed operation must have changed nothing. The caller holds no lock.
-    pub(in crate::fs) fn as_measured<T>(&self, operation: impl Fn() -> FsResult<T>) -> FsResult<T> {
-        match operation() {
-            Err(FsError::NoSpace | FsError::LimitReached) if self.refresh_usage() => operation(),
-            result => result,
+    /// it again. A failed operation must have changed nothing. The caller holds neither the lock of
+    /// changes nor the core lock.
+    pub(in crate::fs) fn retry_measured<T>(
+        &self,
+        operation: impl Fn() -> FsResult<T>,
+    ) -> FsResult<T> {
+        let result = operation();
+        let is_at_limit = matches!(result, Err(FsError::NoSpace | FsError::LimitReached))
+            && self.core().quota.is_outdated();
+        if !is_at_limit {
+            return result;
         }
+        let changes = self.changes.lock();
+        // Another thread may have measured meanwhile.
+        if self.core().quota.is_outdated() {
+            self.measure_under(&changes);
+        }
+        drop(changes);
+        operation()
     }
 
     /// The space of the filesystem that holds the store, or less where there is a limit.
@@ -243,7 +259,12 @@ impl Fs {
             files: host.files(),
             files_free: host.files_free(),
         };
-        self.refresh_usage();
+        // An answer must not wait for a change, so it can be by an old measurement.
+        if let Some(changes) = self.changes.try_lock()
+            && self.core().quota.is_outdated()
+        {
+            self.measure_under(&changes);
+        }
         let core = self.core();
         let Limits { bytes, files } = core.quota.limits;
         if let Some(bytes) = bytes {

@@ -258,8 +258,10 @@ impl Fs {
             for part in DataRanges::of(&state, &found, *range) {
                 let part = part?;
                 let bytes = state.read_range(&found, part)?;
-                self.as_measured(|| self.core().need_bytes(part.len()))?;
-                let mut core = self.writing();
+                let mut core = self.retry_measured(|| {
+                    let core = self.writing();
+                    core.need_bytes(part.len()).map(|()| core)
+                })?;
                 core.quota.add(part.len());
                 let layer = core.upper.layer();
                 let offset = core.upper.pool.allocate(content.ino, part, false);

@@ -411,7 +411,7 @@ impl EditsLog {
     }
 
     /// Makes the next write rewrite the log if the file on disk is old.
-    pub fn renew(&mut self) {
+    pub fn request_rewrite_if_old(&mut self) {
         self.is_due |= matches!(self.standing, Standing::Stale | Standing::Failed);
     }
 
@@ -485,8 +485,9 @@ impl EditsLog {
     }
 
     /// The sync that is due before content of dropped edits is freed, so that no power cut brings
-    /// these edits back. `None` if the log is synced. The caller has called [`EditsLog::renew`] and
-    /// done the write. If that failed, the log is removed instead.
+    /// these edits back. `None` if the log is synced. The caller has called
+    /// [`EditsLog::request_rewrite_if_old`] and done the write. If that failed, the log is removed
+    /// instead.
     pub fn due_sync(&self) -> Option<DueSync> {
         let log = match &self.standing {
             Standing::Stale | Standing::Failed => ToSync::Old,

@@ -182,7 +182,7 @@ impl Writing<'_> {
         self.prepare_pool_of(store, file)?;
         let bytes = holes.iter().map(|(hole, _)| hole.len()).sum();
         self.need_bytes(bytes)?;
-        let (layer, measured) = (self.layer_of(file), self.quota.measured());
+        let layer = self.layer_of(file);
         let mut edits = Vec::with_capacity(holes.len());
         for (hole, is_last) in holes {
             let blocks = self.pool_of(file)?.begin_preallocation(file.key, hole);
@@ -200,10 +200,6 @@ impl Writing<'_> {
             edits.push(Edit::Map { ino: file.key, range: hole, to });
         }
         self.quota.add(bytes);
-        if self.quota.measured() != measured {
-            // Another thread has measured the store meanwhile, with some of these blocks.
-            self.quota.measure_soon();
-        }
         Ok(edits)
     }
 

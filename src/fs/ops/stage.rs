@@ -223,8 +223,6 @@ impl Writing<'_> {
                 is_free = false;
             }
         }
-        // Another thread can have measured the store before the blocks were free.
-        self.quota.measure_soon();
         is_free
     }
 }

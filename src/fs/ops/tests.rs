@@ -17,12 +17,12 @@ use crate::base::Base;
 use crate::fs::merged::lower::{LOOKUPS, Lower};
 use crate::fs::ops::write::MOST_DROPPED;
 use crate::fs::ops::write::hook::{self, When};
-use crate::fs::{Caller, DirEntry, Fs, HandOut, NameSink, SetAttr};
+use crate::fs::{Caller, DirEntry, Fs, HandOut, Invalidations, NameSink, SetAttr, State, Switched};
 use crate::jail::{Jail, Policy};
 use crate::store::record::{LayerKind, Seal};
 use crate::store::{Store, StoreOptions};
-use crate::tree::Tree;
-use crate::types::{Epoch, FileKind, Ino, Name, NodeId};
+use crate::tree::{Edit, Tree};
+use crate::types::{Epoch, FileKind, Ino, Name, NodeId, TreePath};
 
 /// A filesystem whose base has files `a` to `h` in the directory `d`.
 struct Place {
@@ -166,12 +166,34 @@ fn read(fs: &Fs, id: NodeId) -> Vec<u8> {
     fs.read(id, 0, 1 << 20).unwrap().read(false).unwrap().unwrap()
 }
 
-fn seal(fs: &Fs) -> crate::fs::State {
+fn seal(fs: &Fs) -> State {
     let below = fs.upper_layer();
     let next = fs.store.create_layer(Some(below), "main", Epoch(0), LayerKind::Continues).unwrap();
     let time = crate::sys::clock::now();
     let seal = Seal { name: None, message: String::new(), time, automatic: false };
     fs.seal(next, seal, None).unwrap().1
+}
+
+/// Switches to a state, as a restore does.
+fn switch(fs: &Fs, to: &State) -> Switched {
+    let upper = fs.store.create_layer(None, "main", Epoch(0), LayerKind::Branches).unwrap();
+    fs.switch(to.clone(), upper).unwrap()
+}
+
+/// Cuts `d/b` to three bytes, as a merge does.
+fn merge(fs: &Fs) -> Invalidations {
+    let next = Some(fs.upper_layer());
+    let next = fs.store.create_layer(next, "main", Epoch(0), LayerKind::Continues).unwrap();
+    let time = crate::sys::clock::now();
+    let seal = Seal { name: None, message: String::new(), time, automatic: true };
+    let merged = fs.seal_and_change(next, seal, |now| {
+        let b = now.resolve(&TreePath::parse(b"d/b").unwrap())?.ino().unwrap();
+        let edits = vec![Edit::Resize { ino: b, size: 3 }];
+        let mut after = now.clone();
+        edits.iter().try_for_each(|edit| after.tree.apply(edit)).unwrap();
+        Ok((edits, after))
+    });
+    merged.unwrap().to.unwrap().1
 }
 
 /// Writes into a file of a sealed layer, and runs `other` before the bytes are in the pool, and in

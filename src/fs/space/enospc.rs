@@ -138,20 +138,23 @@ impl Fs {
     /// # Errors
     /// ENOSPC; as [`Fs::statfs`].
     pub(in crate::fs) fn check_free(&self, bytes: u64) -> FsResult<()> {
-        let is_free = || -> FsResult<bool> {
+        let is_free = || {
             let space = self.statfs()?;
-            Ok(bytes <= space.available.saturating_mul(u64::from(space.block_size)))
+            let free = space.available.saturating_mul(u64::from(space.block_size));
+            if bytes <= free { Ok(()) } else { Err(FsError::NoSpace) }
         };
+        let check = || self.retry_measured(is_free);
         for _ in 0..MOST_TRIES_FOR_OTHERS {
             let since = self.reclaim.frees();
-            if is_free()? {
-                return Ok(());
+            match check() {
+                Err(FsError::NoSpace) => {}
+                checked => return checked,
             }
             if self.try_to_make_room(Some(since)) != Reclaimed::Space {
-                return Err(FsError::NoSpace);
+                break;
             }
         }
-        if is_free()? { Ok(()) } else { Err(FsError::NoSpace) }
+        check()
     }
 
     fn try_to_make_room(&self, since: Option<u64>) -> Reclaimed {
@@ -176,6 +179,7 @@ impl Fs {
         }
         match self.reclaim.ask_reclaimer() {
             Some(bytes) if bytes > 0 => {
+                self.core().quota.measure_soon();
                 self.reclaim.note_freed();
                 Reclaimed::Space
             }
@@ -223,7 +227,7 @@ impl Fs {
         ranges.add_range(live.upper, ByteRange { start: live.end, end: u64::MAX });
         let unused = self.store.unused(live.upper, &ranges).ok()?;
         let bytes = self.store.punch_pool(live.upper, &unused).ok()?;
-        self.measure_store();
+        self.core().quota.measure_soon();
         for _ in 0..MOST_SYNCS {
             if let Some(unpinned) = self.unpin_dropped_edits(mark) {
                 return Some(bytes + unpinned);

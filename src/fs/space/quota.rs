@@ -82,11 +82,6 @@ impl Quota {
         self.so_far.frees += 1;
     }
 
-    /// When the store was last measured; none if it is to be measured.
-    pub(in crate::fs) fn measured(&self) -> Option<Instant> {
-        self.measured
-    }
-
     /// Adds bytes that were written.
     pub(in crate::fs) fn add(&mut self, bytes: u64) {
         self.used = self.used.saturating_add(bytes);
@@ -172,7 +167,7 @@ impl Fs {
             core.quota.limits = limits;
             core.quota.layers_before = layers;
         }
-        self.measure_store();
+        self.measure_under(&self.changes.lock());
     }
 
     /// Checks that a checkpoint fits, and counts it.
@@ -203,13 +198,8 @@ impl Fs {
         self.core().quota.notice = call.map(|call| Notice { every, since: 0, call });
     }
 
-    /// Measures how much the store takes, if there is a limit. The caller holds neither the lock of
-    /// changes nor the core lock.
-    pub(in crate::fs) fn measure_store(&self) {
-        self.measure_under(&self.changes.lock());
-    }
-
-    /// Measures the store while the caller holds the lock of changes.
+    /// Measures how much the store takes, if there is a limit. The caller holds the lock of
+    /// changes.
     fn measure_under(&self, _changes: &RankedGuard<'_, ()>) {
         let (scratch, before) = {
             let core = self.core();
@@ -260,8 +250,8 @@ impl Fs {
             files_free: host.files_free(),
         };
         // An answer must not wait for a change, so it can be by an old measurement.
-        if let Some(changes) = self.changes.try_lock()
-            && self.core().quota.is_outdated()
+        if self.core().quota.is_outdated()
+            && let Some(changes) = self.changes.try_lock()
         {
             self.measure_under(&changes);
         }

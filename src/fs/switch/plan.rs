@@ -166,8 +166,8 @@ impl<'a> SwitchPlan<'a> {
     }
 
     /// Drops the nodes that changed from the plan. Returns the live held nodes that it lacks. Lets
-    /// requests go first now and then. The next call finds the nodes that these change, and the
-    /// caller finds them after the last call.
+    /// requests go first now and then. The next call finds the nodes that they change meanwhile.
+    /// After the last call, the caller looks for them itself.
     pub(super) fn take_unplanned(&mut self, core: &mut Writing<'_>) -> Vec<(NodeId, LiveNode)> {
         let changed = core.held.take_changed();
         self.changed.extend(&changed);

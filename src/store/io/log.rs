@@ -565,15 +565,15 @@ impl<T: Serialize> Log<T> {
     /// Closes the log for appending after a failed sync, with `last` as its last record if that can
     /// be written.
     pub fn end_with(&mut self, last: &T) {
-        if let Some(mut frame) = self.begin_end(last) {
+        if let Some(mut frame) = self.begin_close(last) {
             frame.write();
-            self.finish_end(frame);
+            self.end_close(frame);
         }
     }
 
     /// As [`Log::end_with`], in steps: closes the log, and returns the frame of `last`, if it can
-    /// be written. The caller writes it, and then calls [`Log::finish_end`].
-    pub fn begin_end(&mut self, last: &T) -> Option<LogWrite> {
+    /// be written. The caller writes it, and then calls [`Log::end_close`].
+    pub fn begin_close(&mut self, last: &T) -> Option<LogWrite> {
         let warn = |error: &Error| log::warn!("{error}");
         let can_append = !self.is_broken();
         let frame = can_append.then(|| self.begin_append(last).inspect_err(warn).ok()).flatten();
@@ -582,7 +582,7 @@ impl<T: Serialize> Log<T> {
     }
 
     /// Counts the frame of the last record.
-    pub fn finish_end(&mut self, frame: LogWrite) {
+    pub fn end_close(&mut self, frame: LogWrite) {
         if let Err(error) = self.end_append(frame) {
             log::warn!("{error}");
         }

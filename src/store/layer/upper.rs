@@ -286,14 +286,14 @@ impl Upper {
     /// caller writes it, and then calls [`Upper::end_failed`].
     pub fn begin_failed(&mut self) -> FailedMark {
         self.failed = true;
-        let frame = self.journal.begin_end(&Record::SyncFailed(self.synced));
+        let frame = self.journal.begin_close(&Record::SyncFailed(self.synced));
         FailedMark { frame, notes: self.notes.clone(), layer: self.layer, synced: self.synced }
     }
 
     /// Ends what [`Upper::begin_failed`] began, once the mark was written.
     pub fn end_failed(&mut self, mark: FailedMark) {
         if let Some(frame) = mark.frame {
-            self.journal.finish_end(frame);
+            self.journal.end_close(frame);
         }
     }
 

@@ -191,7 +191,7 @@ impl Fs {
     pub(in crate::fs) fn secure_edits_to(&self) -> crate::error::Result<Option<LogMark>> {
         let mut core = self.writing();
         let Some(history) = &mut core.edits else { return Ok(None) };
-        history.log.renew();
+        history.log.request_rewrite_if_old();
         core.write_edits();
         let Some(history) = &core.edits else { return Ok(None) };
         let (due, mark) = (history.log.due_sync(), history.log_mark());

@@ -6,7 +6,7 @@ use std::sync::{Arc, Barrier};
 use super::{CALLER, Place, name};
 use crate::error::{FsError, FsResult};
 use crate::fs::space::enospc::MOST_TRIES;
-use crate::fs::{Fs, Limits};
+use crate::fs::{Fs, Limits, Need};
 use crate::types::NodeId;
 
 const MIB: usize = 1 << 20;
@@ -151,4 +151,39 @@ fn a_write_fails_although_other_threads_free_space_all_the_time() {
     });
     assert_eq!(write(&place), Err(FsError::NoSpace));
     assert!(asked.load(Ordering::Relaxed) < MOST_TRIES, "it gives up");
+}
+
+/// The quota counts bytes that the store does not take, as after a removal by another head. The
+/// upper layer has nothing to reclaim.
+fn overcount(fs: &Fs) {
+    fs.make_room(Need::More);
+    fs.set_limits(LIMIT);
+    fs.core().quota.add(6 * MIB as u64);
+}
+
+#[test]
+fn an_allocation_waits_for_a_change_instead_of_believing_an_old_measurement() {
+    let place = Place::new();
+    let fs = &place.fs;
+    let new = create(fs, place.dir, "new").unwrap();
+    overcount(fs);
+    fs.core().quota.measure_soon();
+    std::thread::scope(|scope| {
+        let change = fs.changes.lock();
+        let allocation = scope.spawn(|| fs.fallocate(new, 0, 0, 4 * MIB as u64, false));
+        std::thread::sleep(std::time::Duration::from_millis(100));
+        drop(change);
+        assert_eq!(allocation.join().unwrap(), Ok(()));
+    });
+}
+
+#[test]
+fn the_store_is_measured_again_after_space_was_reclaimed() {
+    let place = Place::new();
+    overcount(&place.fs);
+    let is_reclaimed = AtomicUsize::new(0);
+    place.fs.set_reclaimer(Arc::new(move || {
+        Some(if is_reclaimed.fetch_add(1, Ordering::Relaxed) == 0 { MIB as u64 } else { 0 })
+    }));
+    assert_eq!(write(&place), Ok(()));
 }

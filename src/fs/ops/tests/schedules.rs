@@ -13,12 +13,9 @@ use shuttle::sync::RwLock;
 use shuttle::thread;
 use shuttle::{Config, MaxSteps, Runner};
 
-use super::{CALLER, Place, name, read, seal};
-use crate::fs::{Fs, Invalidations, RenameMode, State, Switched};
-use crate::store::record::{LayerKind, Seal};
-use crate::sys::clock::now;
-use crate::tree::Edit;
-use crate::types::{Epoch, NodeId, TreePath};
+use super::{CALLER, Place, merge, name, read, seal, switch};
+use crate::fs::{Fs, Invalidations, RenameMode, State};
+use crate::types::{NodeId, TreePath};
 
 /// Runs a test in many orders. In the first half each thread has the same chance to go on. In the
 /// second half threads rarely interrupt each other.
@@ -154,27 +151,25 @@ fn check_switched(requests: &Requests, known: &[Known], invalidated: &Invalidati
     }
 }
 
-fn switch(fs: &Fs, to: &State) -> Switched {
-    let upper = fs.store.create_layer(None, "main", Epoch(0), LayerKind::Branches).unwrap();
-    fs.switch(to.clone(), upper).unwrap()
+/// Runs two programs beside a switch, and checks what the kernel knows after it.
+fn check_beside(place: &Place, switch: impl FnOnce(&Fs) -> Invalidations + Send + 'static) {
+    let (first, requests) = (held(&place.fs), Requests::to(place));
+    let programs = [0, 1].map(|_| requests.program(NAMES));
+    let fs = Arc::clone(&place.fs);
+    let switch = thread::spawn(move || switch(&fs));
+    let known = in_threads(programs.into()).concat();
+    check_switched(&requests, &known, &switch.join().unwrap());
+    forget_all(&place.fs, &known, first);
 }
 
 #[test]
 fn the_kernel_keeps_or_drops_what_it_looks_up_during_a_restore() {
     in_many_orders(|| {
         let (place, before) = changed();
-        let (fs, first, requests) = (Arc::clone(&place.fs), held(&place.fs), Requests::to(&place));
-        let programs = [0, 1].map(|_| requests.program(NAMES));
-        let restoring = Arc::clone(&fs);
-        let restore = thread::spawn(move || switch(&restoring, &before));
-        let known = in_threads(programs.into()).concat();
-        check_switched(&requests, &known, &restore.join().unwrap().invalidations);
+        check_beside(&place, move |fs| switch(fs, &before).invalidations);
         for text in ["b", "c", "e"] {
-            let (id, found) = requests.look_up(text).1.unwrap();
-            assert_eq!(found, b"content", "{text}");
-            fs.forget(id, 1);
+            assert_eq!(read(&place.fs, place.file(text)), b"content", "{text}");
         }
-        forget_all(&fs, &known, first);
     });
 }
 
@@ -182,25 +177,8 @@ fn the_kernel_keeps_or_drops_what_it_looks_up_during_a_restore() {
 fn the_kernel_keeps_or_drops_what_it_looks_up_during_a_merge() {
     in_many_orders(|| {
         let (place, _) = changed();
-        let (fs, first, requests) = (Arc::clone(&place.fs), held(&place.fs), Requests::to(&place));
-        let programs = [0, 1].map(|_| requests.program(NAMES));
-        let merging = Arc::clone(&fs);
-        let merge = thread::spawn(move || {
-            let next = Some(merging.upper_layer());
-            let next = merging.store.create_layer(next, "main", Epoch(0), LayerKind::Continues);
-            let seal = Seal { name: None, message: String::new(), time: now(), automatic: true };
-            let merged = merging.seal_and_change(next.unwrap(), seal, |now| {
-                let b = now.resolve(&TreePath::parse(b"d/b").unwrap())?.ino().unwrap();
-                let edits = vec![Edit::Resize { ino: b, size: 3 }];
-                let mut after = now.clone();
-                edits.iter().try_for_each(|edit| after.tree.apply(edit)).unwrap();
-                Ok((edits, after))
-            });
-            merged.unwrap().to.unwrap().1
-        });
-        let known = in_threads(programs.into()).concat();
-        check_switched(&requests, &known, &merge.join().unwrap());
-        forget_all(&fs, &known, first);
+        check_beside(&place, merge);
+        assert_eq!(read(&place.fs, place.file("b")), b"CON");
     });
 }
 

@@ -3,14 +3,13 @@
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
-use super::{CALLER, Place, name, read, seal};
+use super::{CALLER, Place, merge, name, read, seal, switch};
 use crate::fs::switch::install::MOST_ROUNDS;
 use crate::fs::writing::hook::{self, wait_a_little_for};
 use crate::fs::{Fs, Rebasing, RenameMode, SetAttr, State, Switched};
 use crate::store::record::{LayerKind, Seal};
 use crate::sys::clock::now;
-use crate::tree::Edit;
-use crate::types::{Epoch, NodeId, TreePath};
+use crate::types::{Epoch, NodeId};
 
 /// A filesystem in which `d/b` of the base was overwritten, `d/made` was made and `d/c` was removed
 /// after a state was sealed. The kernel holds none of the three.
@@ -38,10 +37,8 @@ impl Changed {
     /// Restores the sealed state. Calls `each` in another thread whenever the core lock is
     /// released.
     fn restore(&self, each: impl FnMut() + Send + 'static) -> Switched {
-        let fs = &self.place.fs;
-        let upper = fs.store.create_layer(None, "main", Epoch(0), LayerKind::Branches).unwrap();
         hook::set(each);
-        let switched = fs.switch(self.sealed.clone(), upper).unwrap();
+        let switched = switch(&self.place.fs, &self.sealed);
         hook::clear();
         switched
     }
@@ -91,22 +88,11 @@ fn the_kernel_sees_the_state_before_a_restore_until_the_other_one_is_installed()
     assert!(fs.lookup(dir, &name("made")).is_err());
 }
 
-/// Cuts `d/b` to three bytes, as a merge does. Calls `each` in another thread whenever the core
-/// lock is released.
-fn merge(fs: &Fs, each: impl FnMut() + Send + 'static) {
-    let next = fs.upper_layer();
-    let next = fs.store.create_layer(Some(next), "main", Epoch(0), LayerKind::Continues).unwrap();
-    let seal = Seal { name: None, message: String::new(), time: now(), automatic: true };
+/// Merges. Calls `each` in another thread whenever the core lock is released.
+fn merge_with(fs: &Fs, each: impl FnMut() + Send + 'static) {
     hook::set(each);
-    let merged = fs.seal_and_change(next, seal, |now| {
-        let b = now.resolve(&TreePath::parse(b"d/b").unwrap())?.ino().unwrap();
-        let edits = vec![Edit::Resize { ino: b, size: 3 }];
-        let mut after = now.clone();
-        edits.iter().try_for_each(|edit| after.tree.apply(edit)).unwrap();
-        Ok((edits, after))
-    });
+    merge(fs);
     hook::clear();
-    assert!(merged.unwrap().to.is_ok());
 }
 
 /// The merge releases the core lock six times. It makes the edits, compares the trees and plans for
@@ -120,7 +106,7 @@ fn a_file_that_is_looked_up_during_a_merge_stays_what_it_was_for_its_holders() {
         let (fs, dir) = (Arc::clone(&changed.place.fs), changed.place.dir);
         let (asking, started) = (Arc::clone(&fs), Arc::new(Mutex::new(None)));
         let (to, mut calls) = (Arc::clone(&started), 0);
-        merge(&fs, move || {
+        merge_with(&fs, move || {
             if calls == at {
                 let asking = Arc::clone(&asking);
                 let lookup = std::thread::spawn(move || {
@@ -280,7 +266,6 @@ fn switch_with<T: Send + 'static>(
     at: usize,
     event: impl Fn(&Fs) -> T + Send + 'static,
 ) -> T {
-    let upper = fs.store.create_layer(None, "main", Epoch(0), LayerKind::Branches).unwrap();
     let result = Arc::new(Mutex::new(None));
     let (asking, told, mut calls) = (Arc::clone(fs), Arc::clone(&result), 0);
     hook::set(move || {
@@ -289,7 +274,7 @@ fn switch_with<T: Send + 'static>(
         }
         calls += 1;
     });
-    fs.switch(to.clone(), upper).unwrap();
+    switch(fs, to);
     hook::clear();
     result.lock().unwrap().take().unwrap()
 }
@@ -397,8 +382,7 @@ fn the_name_of_a_file_that_was_replaced_in_the_base_is_invalidated_by_a_restore(
     fs.rename(moved, &name("x"), dir, &name("x"), RenameMode::Replace, 1).unwrap();
     std::fs::write(base.join("new"), "new").unwrap();
     std::fs::rename(base.join("new"), base.join("d/b")).unwrap();
-    let upper = fs.store.create_layer(None, "main", Epoch(0), LayerKind::Branches).unwrap();
-    let switched = fs.switch(both, upper).unwrap();
+    let switched = switch(fs, &both);
     assert!(switched.invalidations.names.contains(&(dir, name("b"))));
 }
 

@@ -16,13 +16,18 @@ use crate::store::record::{Header, LayerKind, Seal};
 use crate::sys::clock;
 use crate::types::{Epoch, LayerId, Timestamp};
 
-/// Layers whose pools are kept open.
-const OPEN_POOLS: usize = 128;
+/// Layers whose pools are kept open. Few in tests, so that content is often loaded again.
+const OPEN_POOLS: usize = if cfg!(test) { 2 } else { 128 };
+
+/// Cached checksums and remaps may take this many bytes. Beyond that the cache is emptied.
+const CACHE_BYTES: usize = 64 << 20;
 
 /// The layers of an open store.
 pub(in crate::store) struct State {
     pub catalog: Catalog,
-    pub contents: LruCache<LayerId, Content>,
+    contents: LruCache<LayerId, Content>,
+    /// How many times content was dropped because a file of its layer was replaced.
+    drops: u64,
     /// Layers whose pools remaps point to. `None` before the first use.
     pub remap_targets: Option<BTreeSet<LayerId>>,
     /// Layers of which it is unknown whether the old or the new remap is on disk.
@@ -37,10 +42,35 @@ impl State {
         State {
             catalog: catalog.into(),
             contents: LruCache::new(OPEN_POOLS),
+            drops: 0,
             remap_targets: None,
             uncertain_remaps: BTreeSet::new(),
             next_layer,
         }
+    }
+
+    /// The content of a layer, if it is cached.
+    pub fn cached_content(&mut self, layer: LayerId) -> Option<Arc<Content>> {
+        self.contents.get(&layer)
+    }
+
+    /// Caches the content of a layer. If much is cached already, drops that.
+    pub fn cache_content(&mut self, layer: LayerId, content: Arc<Content>) {
+        if self.contents.values().map(Content::memory).sum::<usize>() > CACHE_BYTES {
+            self.contents.clear();
+        }
+        self.contents.insert(layer, content);
+    }
+
+    /// Drops the content of a layer, because one of its files was replaced.
+    pub fn drop_content(&mut self, layer: LayerId) {
+        self.contents.remove(&layer);
+        self.drops += 1;
+    }
+
+    /// A number that changes whenever content becomes outdated.
+    pub fn drops(&self) -> u64 {
+        self.drops
     }
 }
 
@@ -143,7 +173,7 @@ impl Store {
         let content = Arc::new(Content::of_upper(Arc::clone(upper.pool.file())));
         let mut state = self.state.lock();
         state.catalog.insert(layer, info);
-        state.contents.insert(layer, content);
+        state.cache_content(layer, content);
         Ok(upper)
     }
 
@@ -155,13 +185,13 @@ impl Store {
         let upper = Upper::reopen(&self.layers.dir, contents, &self.failed_syncs, self.durable)?;
         self.trust.failed.lock().remove(&upper.layer());
         let content = Content::of_upper(Arc::clone(upper.pool.file()));
-        self.state.lock().contents.insert(upper.layer(), Arc::new(content));
+        self.state.lock().cache_content(upper.layer(), Arc::new(content));
         Ok(upper)
     }
 
     /// Closes the pool of a layer that no open head writes to. The next reader opens it again.
     pub fn close_pool(&self, layer: LayerId) {
-        self.state.lock().contents.remove(&layer);
+        self.state.lock().drop_content(layer);
     }
 
     /// Syncs the pool and the journal of a layer.

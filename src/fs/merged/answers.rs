@@ -3,7 +3,8 @@
 //! The base may be a slow disk or a file server, so no request may wait for it under the lock of
 //! its head. An operation under that lock is *served*: a table has the answers that the base gave
 //! before. A question that the table lacks fails with [`FsError::MustWait`]. The caller then
-//! releases its locks, asks the base, and runs the operation again (`fs/asked.rs`).
+//! releases its locks, asks the base, and runs the operation again (`fs/asked.rs`). The files of a
+//! sealed layer are opened in the same way.
 //!
 //! Always true:
 //! * A served operation that failed so has committed nothing but copy-ups, which no program can
@@ -19,9 +20,9 @@ use std::collections::HashMap;
 use shuttle::thread_local;
 
 use crate::error::{FsError, FsResult};
-use crate::types::{Fingerprint, Ino, TreePath};
+use crate::types::{Fingerprint, Ino, LayerId, TreePath};
 
-/// A question to the base, or to the log of inode numbers that belongs to it.
+/// A question to the base, to the log of inode numbers that belongs to it, or to the store.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(in crate::fs) enum Question {
     /// The metadata of the node.
@@ -43,6 +44,9 @@ pub(in crate::fs) enum Question {
     Number(u64, u64),
     /// An inode number for the node other than this one, which a node of the tree has.
     OtherNumber(u64, u64, Ino),
+    /// The content of a layer, loaded from the files of the store. The number is that of
+    /// [`Store::cached_content`](crate::store::Store::cached_content).
+    Content(LayerId, u64),
 }
 
 type Answer = Box<dyn Any>;

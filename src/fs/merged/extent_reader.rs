@@ -4,6 +4,8 @@ use std::fs::File;
 use std::sync::Arc;
 
 use crate::error::{FsError, FsResult};
+use crate::fs::merged::answers;
+use crate::fs::merged::answers::Question;
 use crate::fs::merged::base_problems::BaseProblems;
 use crate::store::Store;
 use crate::store::content::remap::PoolRange;
@@ -80,14 +82,15 @@ impl HostExtent {
     /// to other pools. The caller holds a [`crate::store::ReadGuard`].
     ///
     /// # Errors
-    /// As open(2), and damage of a map.
+    /// As open(2), and damage of a map; [`FsError::MustWait`] if a served operation must wait for
+    /// files of the store.
     pub fn in_pool(
         len: u64,
-        store: &Store,
+        store: &Arc<Store>,
         layer: LayerId,
         offset: u64,
     ) -> FsResult<Vec<HostExtent>> {
-        let content = store.content(layer)?;
+        let content = content_of(store, layer)?;
         let extent = |content: Arc<Content>, offset: u64, len: u64| {
             HostExtent::new(len, Storage::Pool(content, offset))
         };
@@ -99,7 +102,7 @@ impl HostExtent {
             if place.layer == layer {
                 return Ok(extent(Arc::clone(&content), place.offset, place.len));
             }
-            Ok(extent(store.content(place.layer)?, place.offset, place.len))
+            Ok(extent(content_of(store, place.layer)?, place.offset, place.len))
         };
         places.into_iter().map(at).collect()
     }
@@ -247,6 +250,16 @@ impl HostExtent {
         };
         Ok(found.filter(|found| *found < offset + self.len).map(|found| found - offset))
     }
+}
+
+/// The content of a layer. A served operation waits for it without its locks.
+fn content_of(store: &Arc<Store>, layer: LayerId) -> FsResult<Arc<Content>> {
+    let (cached, drops) = store.cached_content(layer);
+    if let Some(cached) = cached {
+        return Ok(cached);
+    }
+    let store = Arc::clone(store);
+    answers::answer(Question::Content(layer, drops), move || Ok(store.content(layer)?))
 }
 
 /// The result of reading a base file.

@@ -222,7 +222,7 @@ impl Store {
             }
             self.layers.archived.adopt(&mut published);
             for (layer, info) in infos {
-                state.contents.remove(&layer);
+                state.drop_content(layer);
                 match info {
                     Some(info) => drop(state.catalog.insert(layer, info)),
                     None => drop(state.catalog.remove(layer)),

@@ -66,7 +66,7 @@ impl Store {
         }
         disk::rename(&dir, &temp, SUMS).attempt(attempt)?;
         let mut state = self.state.lock();
-        state.contents.remove(&layer);
+        state.drop_content(layer);
         state.catalog.update(layer, |info| info.summed = true);
         Ok(())
     }

@@ -1,9 +1,10 @@
 //! Places the content and the records of sealed layers: reads content wherever it is, publishes
 //! checksums and remaps, and moves layers into the archive.
 //!
-//! * The cached [`Content`] of a layer says what the files of the layer say. It is loaded under the
-//!   lock of the catalog and dropped under that lock when one of the files is replaced. So after
-//!   [`Store::publish_remap`] returned, no reader finds an older remap.
+//! * The cached [`Content`] of a layer says what the files of the layer say. It is dropped under
+//!   the lock of the catalog when one of the files is replaced. It is loaded without that lock, and
+//!   counts only if none was dropped meanwhile. So after [`Store::publish_remap`] returned, no
+//!   reader finds an older remap.
 //! * Moving content changes neither extents nor addresses. A state, an edit history and a reader
 //!   all see the move at once.
 //!
@@ -20,22 +21,19 @@ use std::sync::atomic::Ordering;
 
 use crate::error::{Attempt, Error, Kind, Result};
 use crate::store::Store;
-use crate::store::catalog::State;
 use crate::store::content::archived::ArchivedContent;
 use crate::store::content::checksums::Checksums;
 use crate::store::content::live_ranges::LiveRanges;
 use crate::store::content::pool::in_blocks;
 use crate::store::content::remap::Remap;
 use crate::store::content::{Bytes, Content, ReadOutcome};
-use crate::store::layer::POOL;
 use crate::store::layer::files::Layers;
+use crate::store::layer::{LayerInfo, POOL};
+use crate::sys::lock::{Rank, check_not_held};
 use crate::types::{ByteRange, LayerId};
 
 pub(in crate::store) use checksums::read_checksums;
 pub(in crate::store) use remap::read_remap;
-
-/// Cached checksums and remaps may take this many bytes. Beyond that the cache is emptied.
-const CACHE_BYTES: usize = 64 << 20;
 
 impl Store {
     /// Translates ranges of addresses into ranges of pools.
@@ -75,20 +73,44 @@ impl Store {
     /// # Errors
     /// As open(2), and damage of the remap.
     pub fn content(&self, layer: LayerId) -> Result<Arc<Content>> {
-        let mut state = self.state.lock();
-        if let Some(cached) = state.contents.get(&layer) {
-            return Ok(cached);
-        }
-        let content = Arc::new(self.load_content(&state, layer)?);
-        if state.contents.values().map(Content::memory).sum::<usize>() > CACHE_BYTES {
-            state.contents.clear();
-        }
-        state.contents.insert(layer, Arc::clone(&content));
-        Ok(content)
+        self.content_by(layer, |info| self.load_content(layer, info))
     }
 
-    fn load_content(&self, state: &State, layer: LayerId) -> Result<Content> {
-        let info = state.catalog.get(&layer).ok_or_else(|| {
+    fn content_by(
+        &self,
+        layer: LayerId,
+        mut load: impl FnMut(Option<LayerInfo>) -> Result<Content>,
+    ) -> Result<Arc<Content>> {
+        loop {
+            let (info, drops) = {
+                let mut state = self.state.lock();
+                if let Some(cached) = state.cached_content(layer) {
+                    return Ok(cached);
+                }
+                (state.catalog.get(&layer).cloned(), state.drops())
+            };
+            let loaded = load(info);
+            let mut state = self.state.lock();
+            // If a file was replaced meanwhile, it may have been this layer's. Each replacement
+            // takes longer than a load, so this does not go on for ever.
+            if state.drops() == drops {
+                let content = Arc::new(loaded?);
+                state.cache_content(layer, Arc::clone(&content));
+                return Ok(content);
+            }
+        }
+    }
+
+    /// The content of a layer if it is cached, and a number. The result of an earlier
+    /// [`Store::content`] still counts if the number was the same before that call.
+    pub fn cached_content(&self, layer: LayerId) -> (Option<Arc<Content>>, u64) {
+        let mut state = self.state.lock();
+        (state.cached_content(layer), state.drops())
+    }
+
+    fn load_content(&self, layer: LayerId, info: Option<LayerInfo>) -> Result<Content> {
+        check_not_held(Rank::Core);
+        let info = info.ok_or_else(|| {
             Error::new(
                 Kind::NoStore,
                 format!("open the pool of layer {layer}"),
@@ -228,4 +250,46 @@ pub(in crate::store) fn archived_content(
         Error::damage(attempt, "its ranges and its chunks do not have the same length")
     };
     content.map(Some).ok_or_else(damage)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::StoreOptions;
+    use crate::store::content::remap::Run;
+    use crate::store::record::LayerKind;
+    use crate::types::Epoch;
+
+    #[test]
+    fn no_reader_finds_an_older_remap_after_a_newer_one_was_published() {
+        let place = tempfile::tempdir().unwrap();
+        let options = StoreOptions { volatile: true, ..StoreOptions::default() };
+        let store = Store::create(&place.path().join("store"), b"/base", (1, 1), options).unwrap();
+        let layer = store.create_layer(None, "main", Epoch(0), LayerKind::Continues).unwrap();
+        let layer = layer.layer();
+        let publish = |end: u64| {
+            let mut remap = Remap::default();
+            remap.push(Run { start: 0, end, layer: LayerId(7), offset: 0 });
+            store.publish_remap(layer, &remap).unwrap();
+        };
+        publish(1);
+        let mut loads = 0;
+        let content = store.content_by(layer, |info| {
+            loads += 1;
+            let loaded = store.load_content(layer, info);
+            match loads {
+                1 => publish(2),
+                // For example, the layer has moved into the archive.
+                2 => {
+                    publish(3);
+                    return Err(Error::damage("read a file of the layer", "it is gone"));
+                }
+                _ => {}
+            }
+            loaded
+        });
+        let [loaded, cached] = [content.unwrap(), store.content(layer).unwrap()];
+        assert_eq!((loads, loaded.remap.as_ref().map(|remap| remap.bytes())), (3, Some(3)));
+        assert!(Arc::ptr_eq(&loaded, &cached));
+    }
 }

@@ -81,7 +81,7 @@ impl Store {
         }
         let mut state = self.state.lock();
         state.uncertain_remaps.remove(&layer);
-        state.contents.remove(&layer);
+        state.drop_content(layer);
         state.catalog.update(layer, |info| info.mapped = !is_empty);
         Ok(())
     }

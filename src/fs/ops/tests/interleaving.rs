@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 use std::sync::{Arc, Mutex};
 
-use super::{CALLER, Place, name, read};
+use super::{CALLER, Place, name, read, seal};
 use crate::error::FsError;
 use crate::fs::writing::hook::{self, wait_a_little_for};
 use crate::fs::{Fs, LinkReply, RenameMode, SetAttr, SetXattr};
@@ -430,4 +430,34 @@ fn the_kernel_gets_answers_while_the_log_of_edits_or_the_mark_of_a_failed_sync_i
         }
         assert_eq!(edits(&nodes).len(), 1, "after {what}");
     }
+}
+
+/// The layers of the file are dropped from the cache before the read, and one of them once more
+/// after it was loaded. Each look reads the file too, and loads them again.
+#[test]
+fn the_kernel_gets_answers_while_a_read_opens_sealed_layers() {
+    let nodes = Arc::new(Nodes::new());
+    let (fs, file) = (nodes.fs(), nodes.new);
+    let mut layers = Vec::new();
+    for (offset, byte) in [(0, b'a'), (4096, b'b'), (8192, b'c')] {
+        fs.write(file, offset, &[byte; 4096], false).unwrap();
+        layers.push(fs.upper_layer());
+        seal(fs);
+    }
+    let (before, content) = (nodes.view(), read(fs, file));
+    layers.iter().for_each(|layer| fs.store().close_pool(*layer));
+    let (asking, seen) = (Arc::clone(&nodes), Arc::new(Mutex::new(Vec::new())));
+    let to = Arc::clone(&seen);
+    hook::set(move || {
+        let mut seen = to.lock().unwrap();
+        if seen.is_empty() {
+            asking.fs().store().close_pool(layers[0]);
+        }
+        seen.push(asking.view());
+    });
+    let again = read(fs, file);
+    hook::clear();
+    assert_eq!(again, content);
+    let seen = seen.lock().unwrap();
+    assert_eq!(*seen, vec![before; 3]);
 }

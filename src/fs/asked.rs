@@ -2,7 +2,8 @@
 //!
 //! So a slow base delays only the requests that need it. An operation is served by the answers that
 //! it got so far (`fs/merged/answers.rs`). It runs again with each answer that it lacked. For nodes
-//! and names, which nearly every request needs, the base is asked before the first run.
+//! and names, which nearly every request needs, the base is asked before the first run. The store
+//! is asked for the content of sealed layers in the same way.
 //!
 //! Always true: an answer counts only while the head shows the same epoch of the base. An apply in
 //! between may have written the node, and the base is asked again.

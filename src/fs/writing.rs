@@ -176,7 +176,7 @@ pub(in crate::fs) mod hook {
     }
 
     /// Calls `each` before and after everything for which a change releases the core lock, and
-    /// after each question to the base that a run of an operation lacked, until [`clear`].
+    /// after the questions that a run of an operation had no answer to, until [`clear`].
     pub(in crate::fs) fn set(each: impl FnMut() + Send + 'static) {
         HOOK.set(Some(Box::new(each)));
     }

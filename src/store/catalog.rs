@@ -22,12 +22,19 @@ const OPEN_POOLS: usize = if cfg!(test) { 2 } else { 128 };
 /// Cached checksums and remaps may take this many bytes. Beyond that the cache is emptied.
 const CACHE_BYTES: usize = 64 << 20;
 
+/// A version of the content of a layer. Content that was loaded counts as long as the version is
+/// the one from before the load.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ContentVersion(Option<u64>);
+
 /// The layers of an open store.
 pub(in crate::store) struct State {
     pub catalog: Catalog,
     contents: LruCache<LayerId, Content>,
-    /// How many times content was dropped because a file of its layer was replaced.
-    drops: u64,
+    /// How many times content was invalidated.
+    invalidations: u64,
+    /// The last of these for each layer of the catalog.
+    invalidated: BTreeMap<LayerId, u64>,
     /// Layers whose pools remaps point to. `None` before the first use.
     pub remap_targets: Option<BTreeSet<LayerId>>,
     /// Layers of which it is unknown whether the old or the new remap is on disk.
@@ -42,7 +49,8 @@ impl State {
         State {
             catalog: catalog.into(),
             contents: LruCache::new(OPEN_POOLS),
-            drops: 0,
+            invalidations: 0,
+            invalidated: BTreeMap::new(),
             remap_targets: None,
             uncertain_remaps: BTreeSet::new(),
             next_layer,
@@ -62,15 +70,22 @@ impl State {
         self.contents.insert(layer, content);
     }
 
-    /// Drops the content of a layer, because one of its files was replaced.
-    pub fn drop_content(&mut self, layer: LayerId) {
+    /// Drops the cached content of a layer, because its files were replaced, moved or removed. The
+    /// catalog has the new entry of the layer already, or none.
+    pub fn invalidate_content(&mut self, layer: LayerId) {
         self.contents.remove(&layer);
-        self.drops += 1;
+        self.invalidations += 1;
+        if self.catalog.get(&layer).is_some() {
+            self.invalidated.insert(layer, self.invalidations);
+        } else {
+            self.invalidated.remove(&layer);
+        }
     }
 
-    /// A number that changes whenever content becomes outdated.
-    pub fn drops(&self) -> u64 {
-        self.drops
+    /// The present version of the content of a layer.
+    pub fn content_version(&self, layer: LayerId) -> ContentVersion {
+        let invalidated = self.invalidated.get(&layer).copied().unwrap_or_default();
+        ContentVersion(self.catalog.get(&layer).map(|_| invalidated))
     }
 }
 
@@ -191,7 +206,7 @@ impl Store {
 
     /// Closes the pool of a layer that no open head writes to. The next reader opens it again.
     pub fn close_pool(&self, layer: LayerId) {
-        self.state.lock().drop_content(layer);
+        self.state.lock().invalidate_content(layer);
     }
 
     /// Syncs the pool and the journal of a layer.

@@ -80,6 +80,7 @@ use crate::store::reserve::Reserve;
 use crate::sys::lock::RankedMutex;
 use crate::types::LayerId;
 
+pub use catalog::ContentVersion;
 pub use content::read_epochs::ReadGuard;
 pub use format::{BaseRecord, base_of, exists, mark_of};
 pub use indexed_catalog::Unsettled;

@@ -65,7 +65,7 @@ impl Store {
         }
         let mut state = self.state.lock();
         state.catalog.remove(layer);
-        state.drop_content(layer);
+        state.invalidate_content(layer);
         Ok(())
     }
 

@@ -1,10 +1,10 @@
-//! Answers of the base to an operation that holds the core lock.
+//! Answers of the base and the store to an operation that holds the core lock.
 //!
 //! The base may be a slow disk or a file server, so no request may wait for it under the lock of
 //! its head. An operation under that lock is *served*: a table has the answers that the base gave
 //! before. A question that the table lacks fails with [`FsError::MustWait`]. The caller then
-//! releases its locks, asks the base, and runs the operation again (`fs/asked.rs`). The files of a
-//! sealed layer are opened in the same way.
+//! releases its locks, asks the base, and runs the operation again (`fs/asked.rs`). The store is
+//! asked in the same way for the content of a sealed layer, whose files must be opened.
 //!
 //! Always true:
 //! * A served operation that failed so has committed nothing but copy-ups, which no program can
@@ -20,6 +20,7 @@ use std::collections::HashMap;
 use shuttle::thread_local;
 
 use crate::error::{FsError, FsResult};
+use crate::store::ContentVersion;
 use crate::types::{Fingerprint, Ino, LayerId, TreePath};
 
 /// A question to the base, to the log of inode numbers that belongs to it, or to the store.
@@ -44,9 +45,8 @@ pub(in crate::fs) enum Question {
     Number(u64, u64),
     /// An inode number for the node other than this one, which a node of the tree has.
     OtherNumber(u64, u64, Ino),
-    /// The content of a layer, loaded from the files of the store. The number is that of
-    /// [`Store::cached_content`](crate::store::Store::cached_content).
-    Content(LayerId, u64),
+    /// This version of the content of a layer, loaded from the files of the store.
+    LayerContent(LayerId, ContentVersion),
 }
 
 type Answer = Box<dyn Any>;
@@ -164,7 +164,7 @@ impl Answers {
     }
 }
 
-/// The answer to a question; `ask` gets it from the base.
+/// The answer to a question; `ask` gets it from the base or the store.
 ///
 /// # Errors
 /// Those of the base; [`FsError::MustWait`] if a served operation must wait for the answer.

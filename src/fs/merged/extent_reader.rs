@@ -104,7 +104,9 @@ impl HostExtent {
             }
             Ok(extent(content_of(store, place.layer)?, place.offset, place.len))
         };
-        places.into_iter().map(at).collect()
+        let mut found = FoundExtents::default();
+        places.into_iter().try_for_each(|place| found.add(at(place).map(Some)))?;
+        found.all()
     }
 
     /// Fills `bytes` from the extent. With `nowait`, returns false if that would wait for a disk;
@@ -252,14 +254,48 @@ impl HostExtent {
     }
 }
 
-/// The content of a layer. A served operation waits for it without its locks.
+/// Extents, found one after the other. An answer that is missing for one does not keep the caller
+/// from looking for the others, so that all of them are asked for at once.
+#[derive(Default)]
+pub(super) struct FoundExtents {
+    extents: Vec<HostExtent>,
+    must_wait: bool,
+}
+
+impl FoundExtents {
+    /// Adds the next extents.
+    ///
+    /// # Errors
+    /// The error of `found`, except [`FsError::MustWait`].
+    pub(super) fn add(
+        &mut self,
+        found: FsResult<impl IntoIterator<Item = HostExtent>>,
+    ) -> FsResult<()> {
+        match found {
+            Ok(found) => self.extents.extend(found),
+            Err(FsError::MustWait) => self.must_wait = true,
+            Err(error) => return Err(error),
+        }
+        Ok(())
+    }
+
+    /// All extents.
+    ///
+    /// # Errors
+    /// [`FsError::MustWait`].
+    pub(super) fn all(self) -> FsResult<Vec<HostExtent>> {
+        if self.must_wait { Err(FsError::MustWait) } else { Ok(self.extents) }
+    }
+}
+
+/// The content of a layer. A served operation releases its locks while the content is loaded.
 fn content_of(store: &Arc<Store>, layer: LayerId) -> FsResult<Arc<Content>> {
-    let (cached, drops) = store.cached_content(layer);
+    let (cached, version) = store.cached_content(layer);
     if let Some(cached) = cached {
         return Ok(cached);
     }
     let store = Arc::clone(store);
-    answers::answer(Question::Content(layer, drops), move || Ok(store.content(layer)?))
+    answers::answer(Question::LayerContent(layer, version), move || Ok(store.content(layer)?))
 }
 
 /// The result of reading a base file.

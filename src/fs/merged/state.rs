@@ -9,7 +9,7 @@ use std::sync::Arc;
 use crate::base::{BaseStat, DirLookup, require_file};
 use crate::error::{FsError, FsResult};
 use crate::fs::merged::attr::Attr;
-use crate::fs::merged::extent_reader::{HostExtent, Storage};
+use crate::fs::merged::extent_reader::{FoundExtents, HostExtent, Storage};
 use crate::fs::merged::lower::{Extents, Lower, LowerNode, Names};
 use crate::fs::merged::read_plan::ReadPlan;
 use crate::tree::{Body, Dentry, Edit, Hides, Node, Source, Tree};
@@ -521,27 +521,27 @@ impl State {
         // This also refuses a file that was written before it was hidden, because copy-up filled
         // its blocks with hidden bytes.
         origin.as_ref().map_or(Ok(()), |origin| self.lower.check_not_hidden(&origin.path))?;
-        let mut found = Vec::new();
+        let mut found = FoundExtents::default();
         for segment in tree.segments(ino, range) {
             let len = segment.range.len();
             match segment.source {
-                None => found.push(HostExtent::hole(len)),
+                None => found.add(Ok([HostExtent::hole(len)])),
                 Some(Source::Pool { layer, offset }) => match scratch {
                     Some(scratch) if layer == SCRATCH => {
                         let storage = Storage::File(Arc::clone(scratch), offset);
-                        found.push(HostExtent::new(len, storage));
+                        found.add(Ok([HostExtent::new(len, storage)]))
                     }
-                    _ => found.extend(HostExtent::in_pool(len, self.lower.store(), layer, offset)?),
+                    _ => found.add(HostExtent::in_pool(len, self.lower.store(), layer, offset)),
                 },
                 Some(Source::Base { offset }) => {
                     let origin = origin
                         .as_ref()
                         .ok_or(FsError::Damage("content in the base without an origin"))?;
-                    found.extend(self.lower.locate(origin, ByteRange::at(offset, len))?);
+                    found.add(self.lower.locate(origin, ByteRange::at(offset, len)))
                 }
-            }
+            }?;
         }
-        Ok(found)
+        found.all()
     }
 
     /// The whole content of a file.

@@ -151,7 +151,7 @@ impl Fs {
                 checked => return checked,
             }
             if self.try_to_make_room(Some(since)) != Reclaimed::Space {
-                break;
+                return Err(FsError::NoSpace);
             }
         }
         check()
@@ -227,7 +227,9 @@ impl Fs {
         ranges.add_range(live.upper, ByteRange { start: live.end, end: u64::MAX });
         let unused = self.store.unused(live.upper, &ranges).ok()?;
         let bytes = self.store.punch_pool(live.upper, &unused).ok()?;
-        self.core().quota.measure_soon();
+        if bytes > 0 {
+            self.core().quota.measure_soon();
+        }
         for _ in 0..MOST_SYNCS {
             if let Some(unpinned) = self.unpin_dropped_edits(mark) {
                 return Some(bytes + unpinned);

@@ -10,9 +10,9 @@
 //! * A removal and a truncation never fail: the number of names bounds them.
 //!
 //! To measure the store takes time. So written bytes are added up, and the store is measured again
-//! when the sum reaches the limit, at most once a second. That looks at files of the store, so it
-//! is done without the core lock, and the operation that reached the limit runs again after it. No
-//! change is made meanwhile, so that no byte counts twice.
+//! when the sum reaches the limit, at most once a second and after space was freed. That looks at
+//! files of the store, so it is done without the core lock, and the operation that reached the
+//! limit runs again after it. No change is made meanwhile, so that no byte counts twice.
 
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;
@@ -249,7 +249,7 @@ impl Fs {
             files: host.files(),
             files_free: host.files_free(),
         };
-        // An answer must not wait for a change, so it can be by an old measurement.
+        // statfs must not wait for a change, so it may use an old measurement.
         if self.core().quota.is_outdated()
             && let Some(changes) = self.changes.try_lock()
         {

@@ -1,8 +1,8 @@
 //! The content of one layer: its pool or its chunks, the checksums of the pool, and the remap.
 //!
 //! * A [`Content`] says what the files of its layer say. [`crate::store::Store::content`] loads it
-//!   again if one of the files is replaced meanwhile. So no reader combines a new remap with old
-//!   checksums.
+//!   again if one of the files is replaced meanwhile. So no reader combines an old remap with
+//!   checksums that were trimmed for a newer one.
 //! * This folder only knows bytes and addresses. Files of layers and the archive are read and
 //!   published by [`crate::store::placement`].
 

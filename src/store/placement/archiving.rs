@@ -222,11 +222,11 @@ impl Store {
             }
             self.layers.archived.adopt(&mut published);
             for (layer, info) in infos {
-                state.drop_content(layer);
                 match info {
                     Some(info) => drop(state.catalog.insert(layer, info)),
                     None => drop(state.catalog.remove(layer)),
                 }
+                state.invalidate_content(layer);
             }
         }
         if synced.is_ok() {

@@ -66,8 +66,8 @@ impl Store {
         }
         disk::rename(&dir, &temp, SUMS).attempt(attempt)?;
         let mut state = self.state.lock();
-        state.drop_content(layer);
         state.catalog.update(layer, |info| info.summed = true);
+        state.invalidate_content(layer);
         Ok(())
     }
 }

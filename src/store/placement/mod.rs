@@ -1,10 +1,10 @@
 //! Places the content and the records of sealed layers: reads content wherever it is, publishes
 //! checksums and remaps, and moves layers into the archive.
 //!
-//! * The cached [`Content`] of a layer says what the files of the layer say. It is dropped under
-//!   the lock of the catalog when one of the files is replaced. It is loaded without that lock, and
-//!   counts only if none was dropped meanwhile. So after [`Store::publish_remap`] returned, no
-//!   reader finds an older remap.
+//! * The cached [`Content`] of a layer says what the files of the layer say. It is invalidated
+//!   under the lock of the catalog when one of the files is replaced. It is loaded without that
+//!   lock, and again if it was invalidated meanwhile. So after [`Store::publish_remap`] returned,
+//!   no reader finds an older remap.
 //! * Moving content changes neither extents nor addresses. A state, an edit history and a reader
 //!   all see the move at once.
 //!
@@ -21,8 +21,8 @@ use std::sync::atomic::Ordering;
 
 use crate::error::{Attempt, Error, Kind, Result};
 use crate::store::Store;
+use crate::store::catalog::ContentVersion;
 use crate::store::content::archived::ArchivedContent;
-use crate::store::content::checksums::Checksums;
 use crate::store::content::live_ranges::LiveRanges;
 use crate::store::content::pool::in_blocks;
 use crate::store::content::remap::Remap;
@@ -34,6 +34,13 @@ use crate::types::{ByteRange, LayerId};
 
 pub(in crate::store) use checksums::read_checksums;
 pub(in crate::store) use remap::read_remap;
+
+/// The content of a layer as its files have it.
+struct Loaded {
+    content: Content,
+    /// Why its checksums could not be read.
+    unverified: Option<Error>,
+}
 
 impl Store {
     /// Translates ranges of addresses into ranges of pools.
@@ -79,36 +86,41 @@ impl Store {
     fn content_by(
         &self,
         layer: LayerId,
-        mut load: impl FnMut(Option<LayerInfo>) -> Result<Content>,
+        mut load: impl FnMut(Option<LayerInfo>) -> Result<Loaded>,
     ) -> Result<Arc<Content>> {
         loop {
-            let (info, drops) = {
+            let (info, version) = {
                 let mut state = self.state.lock();
                 if let Some(cached) = state.cached_content(layer) {
                     return Ok(cached);
                 }
-                (state.catalog.get(&layer).cloned(), state.drops())
+                (state.catalog.get(&layer).cloned(), state.content_version(layer))
             };
             let loaded = load(info);
             let mut state = self.state.lock();
-            // If a file was replaced meanwhile, it may have been this layer's. Each replacement
-            // takes longer than a load, so this does not go on for ever.
-            if state.drops() == drops {
-                let content = Arc::new(loaded?);
+            // Another thread may have been faster.
+            if let Some(cached) = state.cached_content(layer) {
+                return Ok(cached);
+            }
+            if state.content_version(layer) == version {
+                let Loaded { content, unverified } = loaded?;
+                if let Some(error) = unverified {
+                    ::log::warn!("{error}; reads of layer {layer} are not verified");
+                }
+                let content = Arc::new(content);
                 state.cache_content(layer, Arc::clone(&content));
                 return Ok(content);
             }
         }
     }
 
-    /// The content of a layer if it is cached, and a number. The result of an earlier
-    /// [`Store::content`] still counts if the number was the same before that call.
-    pub fn cached_content(&self, layer: LayerId) -> (Option<Arc<Content>>, u64) {
+    /// The content of a layer if it is cached, and its present version.
+    pub fn cached_content(&self, layer: LayerId) -> (Option<Arc<Content>>, ContentVersion) {
         let mut state = self.state.lock();
-        (state.cached_content(layer), state.drops())
+        (state.cached_content(layer), state.content_version(layer))
     }
 
-    fn load_content(&self, layer: LayerId, info: Option<LayerInfo>) -> Result<Content> {
+    fn load_content(&self, layer: LayerId, info: Option<LayerInfo>) -> Result<Loaded> {
         check_not_held(Rank::Core);
         let info = info.ok_or_else(|| {
             Error::new(
@@ -122,21 +134,18 @@ impl Store {
             let archived = archived_content(&self.layers, layer)?.ok_or_else(|| {
                 Error::damage(format!("read layer {layer}"), "it is not in the archive")
             })?;
-            return Ok(Content { bytes: Bytes::Archive(archived), checksums: None, remap });
+            let content = Content { bytes: Bytes::Archive(archived), checksums: None, remap };
+            return Ok(Loaded { content, unverified: None });
         }
         let pool = Arc::new(self.layers.dir_of(layer)?.file(POOL, false)?);
-        let checksums = info.summed.then(|| self.load_checksums(layer)).flatten();
-        Ok(Content { bytes: Bytes::Pool(pool), checksums, remap })
-    }
-
-    fn load_checksums(&self, layer: LayerId) -> Option<Arc<Checksums>> {
-        match read_checksums(&self.layers, layer) {
-            Ok(checksums) => Some(Arc::new(checksums)),
-            Err(error) => {
-                ::log::warn!("{error}; reads of layer {layer} are not verified");
-                None
-            }
-        }
+        let (checksums, unverified) = match info.summed.then(|| read_checksums(&self.layers, layer))
+        {
+            None => (None, None),
+            Some(Ok(checksums)) => (Some(Arc::new(checksums)), None),
+            Some(Err(error)) => (None, Some(error)),
+        };
+        let content = Content { bytes: Bytes::Pool(pool), checksums, remap };
+        Ok(Loaded { content, unverified })
     }
 
     /// The pool of a layer. `None` if the layer is in the archive.

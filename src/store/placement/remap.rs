@@ -81,8 +81,8 @@ impl Store {
         }
         let mut state = self.state.lock();
         state.uncertain_remaps.remove(&layer);
-        state.drop_content(layer);
         state.catalog.update(layer, |info| info.mapped = !is_empty);
+        state.invalidate_content(layer);
         Ok(())
     }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::base::{BaseStat, require_file};
 use crate::error::{FsError, FsResult};
 use crate::fs::merged::answers::{self, Question};
-use crate::fs::merged::extent_reader::HostExtent;
+use crate::fs::merged::extent_reader::{FoundExtents, HostExtent};
 use crate::fs::merged::fingerprint::ANY_TIMES;
 use crate::fs::merged::lower::{Lower, LowerNode, meta_of};
 use crate::store::record::PreNode;
@@ -147,20 +147,20 @@ impl Lower {
         range: ByteRange,
         epoch: Epoch,
     ) -> FsResult<Vec<HostExtent>> {
-        let mut found = Vec::new();
+        let mut found = FoundExtents::default();
         let mut at = range.start;
         // Search, because a read of a file with many extents takes many steps.
         let first = pre.extents.partition_point(|(extent, _)| extent.end <= range.start);
         let rest = pre.extents.get(first..).unwrap_or_default();
         for (extent, source) in rest.iter().take_while(|(extent, _)| extent.start < range.end) {
             if extent.start > at {
-                found.push(HostExtent::hole(extent.start - at));
+                found.add(Ok([HostExtent::hole(extent.start - at)]))?;
                 at = extent.start;
             }
             let end = extent.end.min(range.end);
             match source.advanced(at - extent.start) {
                 Source::Pool { layer, offset } => {
-                    found.extend(HostExtent::in_pool(end - at, &self.store, layer, offset)?);
+                    found.add(HostExtent::in_pool(end - at, &self.store, layer, offset))?;
                 }
                 Source::Base { offset } => {
                     let Body::File { origin: Some(origin), .. } = &pre.node.body else {
@@ -169,15 +169,15 @@ impl Lower {
                         ));
                     };
                     let in_base = ByteRange::at(offset, end - at);
-                    found.extend(self.locate_in(origin, in_base, epoch)?);
+                    found.add(self.locate_in(origin, in_base, epoch))?;
                 }
             }
             at = end;
         }
         if at < range.end {
-            found.push(HostExtent::hole(range.end - at));
+            found.add(Ok([HostExtent::hole(range.end - at)]))?;
         }
-        Ok(found)
+        found.all()
     }
 
     /// Opens the base file that a copied-up node refers to, or finds it open. The file must still

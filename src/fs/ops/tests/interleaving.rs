@@ -7,9 +7,11 @@ use super::{CALLER, Place, name, read, seal};
 use crate::error::FsError;
 use crate::fs::writing::hook::{self, wait_a_little_for};
 use crate::fs::{Fs, LinkReply, RenameMode, SetAttr, SetXattr};
+use crate::store::content::remap::{Remap, Run};
 use crate::store::edits_log::Bounds;
 use crate::sys::failpoint;
-use crate::types::{Name, NodeId, TreePath};
+use crate::tree::{Extent, Source};
+use crate::types::{ByteRange, Ino, LayerId, Name, NodeId, TreePath};
 
 /// A place with more nodes: in the base `d/a` to `d/h`, and in the tree the file `d/new`, the
 /// directories `d/sub`, `d/void` and `d/void2`, and the link `d/sub/link`.
@@ -432,32 +434,66 @@ fn the_kernel_gets_answers_while_the_log_of_edits_or_the_mark_of_a_failed_sync_i
     }
 }
 
-/// The layers of the file are dropped from the cache before the read, and one of them once more
-/// after it was loaded. Each look reads the file too, and loads them again.
+/// Writes three blocks of the file `d/new`, each in a layer of its own, and seals the layers.
+/// Returns where the blocks are. The cache of the store holds the content of two layers in tests.
+fn write_into_three_layers(nodes: &Nodes) -> Vec<(LayerId, ByteRange)> {
+    for (offset, byte) in [(0, b'a'), (4096, b'b'), (8192, b'c')] {
+        nodes.fs().write(nodes.new, offset, &[byte; 4096], false).unwrap();
+        seal(nodes.fs());
+    }
+    let place = |(_, extent): (u64, Extent)| match extent.source {
+        Source::Pool { layer, offset } => (layer, ByteRange::at(offset, extent.len)),
+        Source::Base { .. } => panic!("the file is new"),
+    };
+    nodes.fs().state().tree.extents(Ino(nodes.new.0)).map(place).collect()
+}
+
+/// Reads the file when no layer is open. Calls `each` in another thread whenever the core lock is
+/// released.
+fn read_closed(
+    nodes: &Nodes,
+    places: &[(LayerId, ByteRange)],
+    each: impl FnMut() + Send + 'static,
+) -> Vec<u8> {
+    places.iter().for_each(|(layer, _)| nodes.fs().store().close_pool(*layer));
+    hook::set(each);
+    let content = read(nodes.fs(), nodes.new);
+    hook::clear();
+    content
+}
+
+fn blocks(of: [u8; 3]) -> Vec<u8> {
+    of.map(|byte| [byte; 4096]).concat()
+}
+
 #[test]
 fn the_kernel_gets_answers_while_a_read_opens_sealed_layers() {
     let nodes = Arc::new(Nodes::new());
-    let (fs, file) = (nodes.fs(), nodes.new);
-    let mut layers = Vec::new();
-    for (offset, byte) in [(0, b'a'), (4096, b'b'), (8192, b'c')] {
-        fs.write(file, offset, &[byte; 4096], false).unwrap();
-        layers.push(fs.upper_layer());
-        seal(fs);
-    }
-    let (before, content) = (nodes.view(), read(fs, file));
-    layers.iter().for_each(|layer| fs.store().close_pool(*layer));
-    let (asking, seen) = (Arc::clone(&nodes), Arc::new(Mutex::new(Vec::new())));
-    let to = Arc::clone(&seen);
-    hook::set(move || {
-        let mut seen = to.lock().unwrap();
-        if seen.is_empty() {
-            asking.fs().store().close_pool(layers[0]);
+    let places = write_into_three_layers(&nodes);
+    let (before, seen) = (nodes.view(), Arc::new(Mutex::new(Vec::new())));
+    let (asking, to) = (Arc::clone(&nodes), Arc::clone(&seen));
+    let content = read_closed(&nodes, &places, move || to.lock().unwrap().push(asking.view()));
+    assert_eq!((places.len(), content), (3, blocks(*b"abc")));
+    assert_eq!(*seen.lock().unwrap(), [before], "all three layers are opened at once");
+}
+
+/// The content of the first layer is only in an answer, because the cache is too small. Other bytes
+/// show which place the read found.
+#[test]
+fn a_read_does_not_use_content_of_a_layer_that_moved_after_it_was_loaded() {
+    let nodes = Arc::new(Nodes::new());
+    let places = write_into_three_layers(&nodes);
+    let [(moved, from), (layer, to)] = [places[0], places[1]];
+    let (asking, calls) = (Arc::clone(&nodes), Arc::new(Mutex::new(0)));
+    let count = Arc::clone(&calls);
+    let content = read_closed(&nodes, &places, move || {
+        let mut calls = count.lock().unwrap();
+        *calls += 1;
+        if *calls == 1 {
+            let mut remap = Remap::default();
+            remap.push(Run { start: from.start, end: from.end, layer, offset: to.start });
+            asking.fs().store().publish_remap(moved, &remap).unwrap();
         }
-        seen.push(asking.view());
     });
-    let again = read(fs, file);
-    hook::clear();
-    assert_eq!(again, content);
-    let seen = seen.lock().unwrap();
-    assert_eq!(*seen, vec![before; 3]);
+    assert_eq!((content, *calls.lock().unwrap()), (blocks(*b"bbc"), 2));
 }

@@ -14,11 +14,13 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use crate::base::Base;
+use crate::error::FsResult;
 use crate::fs::merged::lower::{LOOKUPS, Lower};
 use crate::fs::ops::write::MOST_DROPPED;
 use crate::fs::ops::write::hook::{self, When};
 use crate::fs::{Caller, DirEntry, Fs, HandOut, Invalidations, NameSink, SetAttr, State, Switched};
 use crate::jail::{Jail, Policy};
+use crate::store::layer::Upper;
 use crate::store::record::{LayerKind, Seal};
 use crate::store::{Store, StoreOptions};
 use crate::tree::{Edit, Tree};
@@ -167,8 +169,7 @@ fn read(fs: &Fs, id: NodeId) -> Vec<u8> {
 }
 
 fn seal(fs: &Fs) -> State {
-    let below = fs.upper_layer();
-    let next = fs.store.create_layer(Some(below), "main", Epoch(0), LayerKind::Continues).unwrap();
+    let next = next_layer(fs);
     let time = crate::sys::clock::now();
     let seal = Seal { name: None, message: String::new(), time, automatic: false };
     fs.seal(next, seal, None).unwrap().1
@@ -182,8 +183,16 @@ fn switch(fs: &Fs, to: &State) -> Switched {
 
 /// Cuts `d/b` to three bytes, as a merge does.
 fn merge(fs: &Fs) -> Invalidations {
-    let next = Some(fs.upper_layer());
-    let next = fs.store.create_layer(next, "main", Epoch(0), LayerKind::Continues).unwrap();
+    merge_into(fs, next_layer(fs)).unwrap()
+}
+
+fn next_layer(fs: &Fs) -> Upper {
+    let below = Some(fs.upper_layer());
+    fs.store.create_layer(below, "main", Epoch(0), LayerKind::Continues).unwrap()
+}
+
+/// As [`merge`]. Writes go to `next` from then on.
+fn merge_into(fs: &Fs, next: Upper) -> FsResult<Invalidations> {
     let time = crate::sys::clock::now();
     let seal = Seal { name: None, message: String::new(), time, automatic: true };
     let merged = fs.seal_and_change(next, seal, |now| {
@@ -193,7 +202,7 @@ fn merge(fs: &Fs) -> Invalidations {
         edits.iter().try_for_each(|edit| after.tree.apply(edit)).unwrap();
         Ok((edits, after))
     });
-    merged.unwrap().to.unwrap().1
+    merged.unwrap().to.map(|(_, invalidations)| invalidations)
 }
 
 /// Writes into a file of a sealed layer, and runs `other` before the bytes are in the pool, and in

@@ -3,13 +3,17 @@
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
-use super::{CALLER, Place, merge, name, read, seal, switch};
+use super::{CALLER, Place, merge, merge_into, name, next_layer, read, seal, switch};
+use crate::error::FsError;
 use crate::fs::switch::install::MOST_ROUNDS;
 use crate::fs::writing::hook::{self, wait_a_little_for};
-use crate::fs::{Fs, Rebasing, RenameMode, SetAttr, State, Switched};
+use crate::fs::{
+    DirEntry, Entry, Fs, HandOut, NameSink, Rebasing, RenameMode, SetAttr, State, Switched,
+};
 use crate::store::record::{LayerKind, Seal};
 use crate::sys::clock::now;
-use crate::types::{Epoch, NodeId};
+use crate::sys::failpoint;
+use crate::types::{Epoch, FileKind, NodeId};
 
 /// A filesystem in which `d/b` of the base was overwritten, `d/made` was made and `d/c` was removed
 /// after a state was sealed. The kernel holds none of the three.
@@ -256,6 +260,91 @@ fn removed_and_unnamed_files_outlive_a_restore_as_long_as_the_kernel_holds_them(
 /// The base of a place.
 fn base(place: &Place) -> std::path::PathBuf {
     place._dir.path().join("base")
+}
+
+/// A listing in which each name comes with its node, unless the kernel holds the node or must wait
+/// for it.
+#[derive(Default)]
+struct Listed(Vec<(Vec<u8>, Option<Entry>)>);
+
+impl NameSink for Listed {
+    fn wants_node(&self, _: FileKind) -> bool {
+        true
+    }
+
+    fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    fn has_time(&mut self) -> bool {
+        true
+    }
+
+    fn take(&mut self, entry: DirEntry, hand_out: &mut HandOut<'_>) -> bool {
+        let node = hand_out();
+        self.0.push((entry.name, node));
+        true
+    }
+}
+
+/// While lookups wait for the merge, names come without nodes.
+#[test]
+fn a_listing_during_a_merge_has_each_name_once_and_its_nodes_stay_what_they_were() {
+    let [mut handed_out, mut names_only] = [0, 0];
+    for at in 0..12 {
+        let changed = Changed::new();
+        let (fs, dir) = (Arc::clone(&changed.place.fs), changed.place.dir);
+        let (asking, listed) = (Arc::clone(&fs), Arc::new(Mutex::new(Listed::default())));
+        let (to, mut calls) = (Arc::clone(&listed), 0);
+        merge_with(&fs, move || {
+            if calls == at {
+                asking.readdir_plus(dir, 0, &mut *to.lock().unwrap()).unwrap();
+            }
+            calls += 1;
+        });
+        let listed = std::mem::take(&mut listed.lock().unwrap().0);
+        let mut names: Vec<&[u8]> = listed.iter().map(|(name, _)| &**name).collect();
+        names.sort_unstable();
+        assert_eq!(names, [&b"."[..], b"..", b"a", b"b", b"d", b"e", b"f", b"g", b"h", b"made"]);
+        let node_of = |of: &[u8]| listed.iter().find(|(name, _)| name == of).unwrap().1;
+        assert_eq!(node_of(b"a"), None, "the kernel holds it");
+        assert_eq!(node_of(b"b").is_some(), node_of(b"h").is_some(), "at call {at}");
+        match node_of(b"b") {
+            Some(b) => {
+                assert_eq!((read(&fs, b.id), links(&fs, b.id)), (b"CONTENT".to_vec(), 0));
+                handed_out += 1;
+            }
+            None => names_only += 1,
+        }
+        assert_eq!(read(&fs, changed.place.file("b")), b"CON");
+    }
+    assert_eq!([handed_out, names_only], [6, 6]);
+}
+
+#[test]
+fn a_merge_whose_record_cannot_be_written_changes_nothing_and_lookups_go_on() {
+    let changed = Changed::new();
+    let (fs, dir) = (Arc::clone(&changed.place.fs), changed.place.dir);
+    let (asking, held) = (Arc::clone(&fs), Arc::new(Mutex::new(Vec::new())));
+    let (to, mut calls) = (Arc::clone(&held), 0);
+    hook::set(move || {
+        // Later ones wait for the merge.
+        if calls < 6 {
+            to.lock().unwrap().push(asking.lookup(dir, &name("b")).unwrap().id);
+        }
+        calls += 1;
+    });
+    let next = next_layer(&fs);
+    let merged = failpoint::with("fail:store.write:1:EIO", || merge_into(&fs, next));
+    hook::clear();
+    assert!(matches!(merged, Err(FsError::Store(error)) if error.errno == Some(libc::EIO)));
+    let held = std::mem::take(&mut *held.lock().unwrap());
+    let b = changed.place.file("b");
+    assert_eq!(held, [b; 6], "the id stays");
+    assert_eq!((read(&fs, b), links(&fs, b)), (b"CONTENT".to_vec(), 1));
+    merge(&fs);
+    assert_eq!((read(&fs, b), links(&fs, b)), (b"CONTENT".to_vec(), 0));
+    assert_eq!(read(&fs, changed.place.file("b")), b"CON");
 }
 
 /// Switches to a state. Calls `event` in another thread at one of the calls of the hook, and

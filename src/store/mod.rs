@@ -122,6 +122,8 @@ pub struct Store {
     states: RwLock<()>,
     /// How often content was freed.
     sweeps: AtomicU64,
+    /// How often space on the disk was freed.
+    frees: AtomicU64,
     reserve: RankedMutex<Reserve>,
     // Last, so that everything above is closed before the lock is released.
     _lock: Flock<File>,

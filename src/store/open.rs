@@ -132,9 +132,7 @@ impl Store {
             published: heads::published(&dir, &heads, &layers.archived)?,
             ..Known::default()
         };
-        if let Some(ledger) = &ledger {
-            found.check_against(&ledger.known, &counts, &dir)?;
-        }
+        ledger.iter().try_for_each(|ledger| found.check_against(&ledger.known, &counts, &dir))?;
         let next_layer = found.next_layer.max(layers.archived.next_layer());
         let identities = Identities::new(id_log, id_records, root);
         let store = Store {
@@ -156,6 +154,7 @@ impl Store {
             readers: ReadEpochs::default(),
             states: RwLock::new(()),
             sweeps: AtomicU64::new(0),
+            frees: AtomicU64::new(0),
             reserve: RankedMutex::new(Rank::Reserve, Reserve::default()),
             layers,
             dir,

@@ -66,6 +66,8 @@ impl Store {
         let mut state = self.state.lock();
         state.catalog.remove(layer);
         state.invalidate_content(layer);
+        drop(state);
+        self.note_free();
         Ok(())
     }
 

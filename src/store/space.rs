@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;
+use std::sync::atomic::Ordering;
 
 use nix::errno::Errno;
 
@@ -85,7 +86,22 @@ impl Store {
         // Of holes in the ranges, only the number of blocks tells whether they took space.
         let freed = allocated.saturating_sub(allocated_bytes(&pool).attempt(attempt)?);
         let most = ranges.iter().map(ByteRange::len).sum();
-        Ok(freed.min(most).max(data))
+        let freed = freed.min(most).max(data);
+        if freed > 0 {
+            self.note_free();
+        }
+        Ok(freed)
+    }
+
+    /// Counts that space on the disk was freed.
+    pub(in crate::store) fn note_free(&self) {
+        self.frees.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// How often space on the disk was freed since the store was opened. A measurement of the store
+    /// that began before may count that space as taken.
+    pub fn frees(&self) -> u64 {
+        self.frees.load(Ordering::Relaxed)
     }
 
     /// The ranges of a pool that may take space on disk: its data, and also its holes if some of

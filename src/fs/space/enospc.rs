@@ -179,7 +179,6 @@ impl Fs {
         }
         match self.reclaim.ask_reclaimer() {
             Some(bytes) if bytes > 0 => {
-                self.core().quota.measure_soon();
                 self.reclaim.note_freed();
                 Reclaimed::Space
             }
@@ -227,9 +226,6 @@ impl Fs {
         ranges.add_range(live.upper, ByteRange { start: live.end, end: u64::MAX });
         let unused = self.store.unused(live.upper, &ranges).ok()?;
         let bytes = self.store.punch_pool(live.upper, &unused).ok()?;
-        if bytes > 0 {
-            self.core().quota.measure_soon();
-        }
         for _ in 0..MOST_SYNCS {
             if let Some(unpinned) = self.unpin_dropped_edits(mark) {
                 return Some(bytes + unpinned);

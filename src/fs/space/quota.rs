@@ -62,6 +62,12 @@ struct SoFar {
     frees: u64,
 }
 
+/// When the store was measured, and how often it had freed space before.
+struct Measurement {
+    at: Instant,
+    frees: u64,
+}
+
 /// The limits, and how much is stored.
 #[derive(Default)]
 pub(in crate::fs) struct Quota {
@@ -71,12 +77,12 @@ pub(in crate::fs) struct Quota {
     so_far: SoFar,
     /// The number of layers when the limits were set.
     layers_before: u64,
-    measured: Option<Instant>,
+    measured: Option<Measurement>,
     notice: Option<Notice>,
 }
 
 impl Quota {
-    /// Space was freed: the next operation that needs some measures the store.
+    /// The head has freed space: the next operation that needs some measures the store.
     pub(in crate::fs) fn measure_soon(&mut self) {
         self.measured = None;
         self.so_far.frees += 1;
@@ -95,18 +101,21 @@ impl Quota {
         }
     }
 
-    /// Whether there is a limit, and the last measurement is too old.
-    fn is_outdated(&self) -> bool {
-        self.limits != Limits::default()
-            && self.measured.is_none_or(|measured| measured.elapsed() >= MEASURE_INTERVAL)
+    /// Whether there is a limit, and the last measurement is too old. `frees` says how often the
+    /// store has freed space.
+    fn is_outdated(&self, frees: u64) -> bool {
+        let counts =
+            |last: &Measurement| last.frees == frees && last.at.elapsed() < MEASURE_INTERVAL;
+        self.limits != Limits::default() && !self.measured.as_ref().is_some_and(counts)
     }
 
-    /// Takes a measurement that began when `before` was the sum so far. The bytes of a checkpoint
-    /// that was begun since count in full. If space was freed since, the next operation that needs
-    /// more than is left measures the store again.
-    fn set_measured(&mut self, usage: u64, before: SoFar) {
+    /// Takes a measurement that began when `before` was the sum so far, and the store had freed
+    /// space `frees` times. The bytes of a checkpoint that was begun since count in full. If space
+    /// was freed since, the next operation that needs more than is left measures the store again.
+    fn set_measured(&mut self, usage: u64, before: SoFar, frees: u64) {
         self.used = usage.saturating_add(self.so_far.bytes.wrapping_sub(before.bytes));
-        self.measured = (self.so_far.frees == before.frees).then(Instant::now);
+        let measured = Measurement { at: Instant::now(), frees };
+        self.measured = (self.so_far.frees == before.frees).then_some(measured);
     }
 
     fn check_bytes(&self, bytes: u64) -> FsResult<()> {
@@ -201,6 +210,7 @@ impl Fs {
     /// Measures how much the store takes, if there is a limit. The caller holds the lock of
     /// changes.
     fn measure_under(&self, _changes: &RankedGuard<'_, ()>) {
+        let frees = self.store.frees();
         let (scratch, before) = {
             let core = self.core();
             if core.quota.limits == Limits::default() {
@@ -209,7 +219,12 @@ impl Fs {
             (core.held.orphans().scratch_file().cloned(), core.quota.so_far)
         };
         let usage = usage(&self.store, scratch.as_deref());
-        self.core().quota.set_measured(usage, before);
+        self.core().quota.set_measured(usage, before, frees);
+    }
+
+    fn is_measurement_outdated(&self) -> bool {
+        let frees = self.store.frees();
+        self.core().quota.is_outdated(frees)
     }
 
     /// Runs an operation. If it fails at a limit by an old measurement, measures the store and runs
@@ -221,13 +236,13 @@ impl Fs {
     ) -> FsResult<T> {
         let result = operation();
         let is_at_limit = matches!(result, Err(FsError::NoSpace | FsError::LimitReached))
-            && self.core().quota.is_outdated();
+            && self.is_measurement_outdated();
         if !is_at_limit {
             return result;
         }
         let changes = self.changes.lock();
         // Another thread may have measured meanwhile.
-        if self.core().quota.is_outdated() {
+        if self.is_measurement_outdated() {
             self.measure_under(&changes);
         }
         drop(changes);
@@ -250,7 +265,7 @@ impl Fs {
             files_free: host.files_free(),
         };
         // statfs must not wait for a change, so it may use an old measurement.
-        if self.core().quota.is_outdated()
+        if self.is_measurement_outdated()
             && let Some(changes) = self.changes.try_lock()
         {
             self.measure_under(&changes);

@@ -203,7 +203,9 @@ impl Store {
         }
         let next_layer = self.state.lock().next_layer;
         let published = self.layers.archived.publish(writer, changes, next_layer)?;
-        self.adopt_root(published, infos)
+        let result = self.adopt_root(published, infos);
+        self.note_free();
+        result
     }
 
     /// Makes readers use a published root, and replaces the catalog entries of its layers.
@@ -250,6 +252,7 @@ impl Store {
             match self.with_reserve(|| self.layers.archived.tidy(next_layer)) {
                 Ok(Tidied::Unchanged) => return Ok(()),
                 Ok(Tidied::Published(number)) => {
+                    self.note_free();
                     self.note_in_ledger(&LedgerRecord::Published(ARCHIVE_ROOT.to_owned(), number));
                 }
                 Ok(Tidied::Uncertain(error)) => {

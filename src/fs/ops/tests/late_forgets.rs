@@ -7,7 +7,8 @@ use super::{CALLER, Place, name};
 use crate::error::{FsError, FsResult};
 use crate::fs::space::enospc::MOST_TRIES;
 use crate::fs::{Fs, Limits, Need};
-use crate::types::NodeId;
+use crate::store::record::LayerKind;
+use crate::types::{Epoch, NodeId};
 
 const MIB: usize = 1 << 20;
 const LIMIT: Limits = Limits { bytes: Some(8 * MIB as u64), files: None };
@@ -177,13 +178,14 @@ fn an_allocation_waits_for_a_change_instead_of_believing_an_old_measurement() {
     });
 }
 
+/// As a garbage collection that ran by itself frees it.
 #[test]
-fn the_store_is_measured_again_after_space_was_reclaimed() {
+fn the_store_is_measured_again_after_it_has_freed_space() {
     let place = Place::new();
-    overcount(&place.fs);
-    let is_reclaimed = AtomicUsize::new(0);
-    place.fs.set_reclaimer(Arc::new(move || {
-        Some(if is_reclaimed.fetch_add(1, Ordering::Relaxed) == 0 { MIB as u64 } else { 0 })
-    }));
-    assert_eq!(write(&place), Ok(()));
+    let (fs, store) = (&place.fs, &place.fs.store);
+    let gone = store.create_layer(None, "main", Epoch(0), LayerKind::Branches).unwrap().layer();
+    let new = create(fs, place.dir, "new").unwrap();
+    overcount(fs);
+    store.remove_layer(gone).unwrap();
+    assert_eq!(fs.write(new, 0, &BYTES[..4 * MIB], false), Ok(()));
 }

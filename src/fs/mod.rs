@@ -161,6 +161,8 @@ pub struct Fs {
     core: RankedMutex<Core>,
     /// The number of times that the core lock was taken.
     requests: AtomicU64,
+    /// The number of times that the store was measured for the limits of the head.
+    measurements: AtomicU64,
     /// Whether the kernel caches something that is stale: see [`Coherence`].
     has_stale: Arc<AtomicBool>,
     jail: Mutex<Arc<Jail>>,
@@ -190,6 +192,7 @@ impl Fs {
             changes: RankedMutex::new(Rank::Writing, ()),
             core: RankedMutex::new(Rank::Core, core),
             requests: AtomicU64::new(0),
+            measurements: AtomicU64::new(0),
             has_stale,
             jail: Mutex::new(Arc::new(jail)),
             sync_gate: RankedMutex::new(Rank::SyncGate, SyncGate::default()),

@@ -16,6 +16,7 @@
 
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use crate::error::{FsError, FsResult};
@@ -220,6 +221,7 @@ impl Fs {
         };
         let usage = usage(&self.store, scratch.as_deref());
         self.core().quota.set_measured(usage, before, frees);
+        self.measurements.fetch_add(1, Ordering::Relaxed);
     }
 
     fn is_measurement_outdated(&self) -> bool {
@@ -227,22 +229,23 @@ impl Fs {
         self.core().quota.is_outdated(frees)
     }
 
-    /// Runs an operation. If it fails at a limit by an old measurement, measures the store and runs
-    /// it again. A failed operation must have changed nothing. The caller holds neither the lock of
-    /// changes nor the core lock.
+    /// Runs an operation. If it fails at a limit by an old measurement, measures the store, unless
+    /// another thread has done so meanwhile, and runs the operation again. A failed operation must
+    /// have changed nothing. The caller holds neither the lock of changes nor the core lock.
     pub(in crate::fs) fn retry_measured<T>(
         &self,
         operation: impl Fn() -> FsResult<T>,
     ) -> FsResult<T> {
+        let before = self.measurements.load(Ordering::Relaxed);
         let result = operation();
-        let is_at_limit = matches!(result, Err(FsError::NoSpace | FsError::LimitReached))
-            && self.is_measurement_outdated();
-        if !is_at_limit {
+        if !matches!(result, Err(FsError::NoSpace | FsError::LimitReached)) {
             return result;
         }
         let changes = self.changes.lock();
-        // Another thread may have measured meanwhile.
-        if self.is_measurement_outdated() {
+        if self.measurements.load(Ordering::Relaxed) == before {
+            if !self.is_measurement_outdated() {
+                return result;
+            }
             self.measure_under(&changes);
         }
         drop(changes);

@@ -178,6 +178,20 @@ fn an_allocation_waits_for_a_change_instead_of_believing_an_old_measurement() {
     });
 }
 
+#[test]
+fn an_operation_runs_again_if_another_thread_measures_the_store_meanwhile() {
+    let place = Place::new();
+    let (fs, runs) = (&place.fs, AtomicUsize::new(0));
+    let operation = || {
+        if runs.fetch_add(1, Ordering::Relaxed) == 0 {
+            fs.set_limits(LIMIT);
+            return Err(FsError::NoSpace);
+        }
+        Ok(())
+    };
+    assert_eq!(fs.retry_measured(operation), Ok(()));
+}
+
 /// As a garbage collection that ran by itself frees it.
 #[test]
 fn the_store_is_measured_again_after_it_has_freed_space() {

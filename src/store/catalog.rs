@@ -23,7 +23,7 @@ const OPEN_POOLS: usize = if cfg!(test) { 2 } else { 128 };
 const CACHE_BYTES: usize = 64 << 20;
 
 /// A version of the content of a layer. Content that was loaded counts as long as the version is
-/// the one from before the load.
+/// the one from before the load. `None` if there is no such layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ContentVersion(Option<u64>);
 
@@ -33,7 +33,7 @@ pub(in crate::store) struct State {
     contents: LruCache<LayerId, Content>,
     /// How many times content was invalidated.
     invalidations: u64,
-    /// The last of these for each layer of the catalog.
+    /// The number of the last one of each layer of the catalog; none if there was none.
     invalidated: BTreeMap<LayerId, u64>,
     /// Layers whose pools remaps point to. `None` before the first use.
     pub remap_targets: Option<BTreeSet<LayerId>>,

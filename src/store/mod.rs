@@ -120,9 +120,9 @@ pub struct Store {
     readers: ReadEpochs,
     /// Held by readers of states, and exclusively by those who free space.
     states: RwLock<()>,
-    /// How often content was freed.
+    /// How often content was about to be freed.
     sweeps: AtomicU64,
-    /// How often space on the disk was freed.
+    /// How often files became smaller or were removed.
     frees: AtomicU64,
     reserve: RankedMutex<Reserve>,
     // Last, so that everything above is closed before the lock is released.

@@ -57,6 +57,7 @@ impl Store {
         if said != Some(says) {
             self.note_in_ledger(&LedgerRecord::Lowered(layer, says));
         }
+        self.note_free();
         Ok(())
     }
 
@@ -142,6 +143,7 @@ impl Store {
         };
         self.layers.dir_of(layer)?.remove(INDEX)?;
         self.state.lock().catalog.update(layer, |info| info.index = None);
+        self.note_free();
         // A layer in the archive has nothing else in its directory.
         if info.archived.is_some() { self.layers.clear(layer) } else { Ok(()) }
     }

@@ -35,12 +35,13 @@ impl Store {
     /// Bytes that the store takes on disk. It looks at files of each layer.
     pub fn disk_usage(&self) -> u64 {
         check_not_held(Rank::Core);
-        let chunks =
-            self.dir.file(CHUNKS, false).and_then(|file| file.metadata().attempt(String::new));
-        let (_, archive) = self.layers.archived.space();
         // The files are looked at without the lock on the catalog, so that no reader waits.
         let layers: u64 =
             self.with_directories().into_iter().map(|layer| self.layer_usage(layer)).sum();
+        // Last, so that a layer that moves there meanwhile counts twice rather than not at all.
+        let (_, archive) = self.layers.archived.space();
+        let chunks =
+            self.dir.file(CHUNKS, false).and_then(|file| file.metadata().attempt(String::new));
         layers + archive + chunks.map_or(0, |about| about.blocks() * 512)
     }
 
@@ -93,13 +94,13 @@ impl Store {
         Ok(freed)
     }
 
-    /// Counts that space on the disk was freed.
+    /// Counts that files of the store became smaller, or were removed.
     pub(in crate::store) fn note_free(&self) {
         self.frees.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// How often space on the disk was freed since the store was opened. A measurement of the store
-    /// that began before may count that space as taken.
+    /// How often files of the store became smaller, or were removed, since the store was opened. A
+    /// measurement of the store that began before may count that space as taken.
     pub fn frees(&self) -> u64 {
         self.frees.load(Ordering::Relaxed)
     }

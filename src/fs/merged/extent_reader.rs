@@ -290,12 +290,10 @@ impl FoundExtents {
 
 /// The content of a layer. A served operation releases its locks while the content is loaded.
 fn content_of(store: &Arc<Store>, layer: LayerId) -> FsResult<Arc<Content>> {
-    let (cached, version) = store.cached_content(layer);
-    if let Some(cached) = cached {
-        return Ok(cached);
-    }
-    let store = Arc::clone(store);
-    answers::answer(Question::LayerContent(layer, version), move || Ok(store.content(layer)?))
+    store.cached_content(layer).or_else(|version| {
+        let store = Arc::clone(store);
+        answers::answer(Question::LayerContent(layer, version), move || Ok(store.content(layer)?))
+    })
 }
 
 /// The result of reading a base file.

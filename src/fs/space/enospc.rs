@@ -179,6 +179,7 @@ impl Fs {
         }
         match self.reclaim.ask_reclaimer() {
             Some(bytes) if bytes > 0 => {
+                self.core().quota.measure_soon();
                 self.reclaim.note_freed();
                 Reclaimed::Space
             }
@@ -195,14 +196,13 @@ impl Fs {
         if !self.reclaim.take_garbage_note() {
             return Some(0);
         }
+        let mut punch = self.reclaim.begin_punch();
         let punched = self.punch_unused();
         if punched.is_none() {
             // The next call tries again.
             self.reclaim.note_garbage();
         }
-        if punched.is_some_and(|bytes| bytes > 0) {
-            self.reclaim.note_freed();
-        }
+        punch.has_freed = punched.is_some_and(|bytes| bytes > 0);
         punched
     }
 

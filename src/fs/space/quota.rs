@@ -10,9 +10,9 @@
 //! * A removal and a truncation never fail: the number of names bounds them.
 //!
 //! To measure the store takes time. So written bytes are added up, and the store is measured again
-//! when the sum reaches the limit, at most once a second and after space was freed. That looks at
-//! files of the store, so it is done without the core lock, and the operation that reached the
-//! limit runs again after it. No change is made meanwhile, so that no byte counts twice.
+//! when the sum reaches the limit. A measurement counts for a second, or until space is freed. It
+//! looks at files of the store, so it is made without the core lock, and the operation that reached
+//! the limit runs again after it. No change is made meanwhile, so that no byte counts twice.
 
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;
@@ -63,10 +63,10 @@ struct SoFar {
     frees: u64,
 }
 
-/// When the store was measured, and how often it had freed space before.
+/// When the store was measured, and how often it had freed space by then.
 struct Measurement {
     at: Instant,
-    frees: u64,
+    store_frees: u64,
 }
 
 /// The limits, and how much is stored.
@@ -102,20 +102,28 @@ impl Quota {
         }
     }
 
-    /// Whether there is a limit, and the last measurement is too old. `frees` says how often the
-    /// store has freed space.
-    fn is_outdated(&self, frees: u64) -> bool {
-        let counts =
-            |last: &Measurement| last.frees == frees && last.at.elapsed() < MEASURE_INTERVAL;
-        self.limits != Limits::default() && !self.measured.as_ref().is_some_and(counts)
+    /// Whether there is a limit on bytes, and the last measurement is older than
+    /// [`MEASURE_INTERVAL`].
+    fn is_old(&self) -> bool {
+        let is_recent = |last: &Measurement| last.at.elapsed() < MEASURE_INTERVAL;
+        self.limits.bytes.is_some() && !self.measured.as_ref().is_some_and(is_recent)
+    }
+
+    /// Whether there is a limit on bytes, and the last measurement is old, or from before the store
+    /// has freed space. `store_frees` says how often it has.
+    fn is_outdated(&self, store_frees: u64) -> bool {
+        let is_from_before = |last: &Measurement| last.store_frees != store_frees;
+        self.is_old()
+            || self.limits.bytes.is_some() && self.measured.as_ref().is_some_and(is_from_before)
     }
 
     /// Takes a measurement that began when `before` was the sum so far, and the store had freed
-    /// space `frees` times. The bytes of a checkpoint that was begun since count in full. If space
-    /// was freed since, the next operation that needs more than is left measures the store again.
-    fn set_measured(&mut self, usage: u64, before: SoFar, frees: u64) {
+    /// space `store_frees` times. The bytes of a checkpoint that was begun since count in full. If
+    /// space was freed since, the next operation that needs more than is left measures the store
+    /// again.
+    fn set_measured(&mut self, usage: u64, before: SoFar, store_frees: u64) {
         self.used = usage.saturating_add(self.so_far.bytes.wrapping_sub(before.bytes));
-        let measured = Measurement { at: Instant::now(), frees };
+        let measured = Measurement { at: Instant::now(), store_frees };
         self.measured = (self.so_far.frees == before.frees).then_some(measured);
     }
 
@@ -211,22 +219,22 @@ impl Fs {
     /// Measures how much the store takes, if there is a limit. The caller holds the lock of
     /// changes.
     fn measure_under(&self, _changes: &RankedGuard<'_, ()>) {
-        let frees = self.store.frees();
+        let store_frees = self.store.frees();
         let (scratch, before) = {
             let core = self.core();
-            if core.quota.limits == Limits::default() {
+            if core.quota.limits.bytes.is_none() {
                 return;
             }
             (core.held.orphans().scratch_file().cloned(), core.quota.so_far)
         };
         let usage = usage(&self.store, scratch.as_deref());
-        self.core().quota.set_measured(usage, before, frees);
+        self.core().quota.set_measured(usage, before, store_frees);
         self.measurements.fetch_add(1, Ordering::Relaxed);
     }
 
     fn is_measurement_outdated(&self) -> bool {
-        let frees = self.store.frees();
-        self.core().quota.is_outdated(frees)
+        let store_frees = self.store.frees();
+        self.core().quota.is_outdated(store_frees)
     }
 
     /// Runs an operation. If it fails at a limit by an old measurement, measures the store, unless
@@ -238,15 +246,16 @@ impl Fs {
     ) -> FsResult<T> {
         let before = self.measurements.load(Ordering::Relaxed);
         let result = operation();
-        if !matches!(result, Err(FsError::NoSpace | FsError::LimitReached)) {
+        let is_at_limit = matches!(result, Err(FsError::NoSpace | FsError::LimitReached))
+            && self.core().quota.limits.bytes.is_some();
+        if !is_at_limit {
             return result;
         }
         let changes = self.changes.lock();
-        if self.measurements.load(Ordering::Relaxed) == before {
-            if !self.is_measurement_outdated() {
-                return result;
-            }
+        if self.is_measurement_outdated() {
             self.measure_under(&changes);
+        } else if self.measurements.load(Ordering::Relaxed) == before {
+            return result;
         }
         drop(changes);
         operation()
@@ -268,7 +277,7 @@ impl Fs {
             files_free: host.files_free(),
         };
         // statfs must not wait for a change, so it may use an old measurement.
-        if self.is_measurement_outdated()
+        if self.core().quota.is_old()
             && let Some(changes) = self.changes.try_lock()
         {
             self.measure_under(&changes);

@@ -40,7 +40,7 @@ pub(in crate::fs) struct Reclaim {
 /// The frees under way, and who waits for one.
 #[derive(Default)]
 struct Frees {
-    /// How many forgotten nodes are being freed.
+    /// How many forgotten nodes are being freed, and how many threads punch what nothing needs.
     under_way: usize,
     /// How many threads wait until space is freed.
     waiting: usize,
@@ -55,6 +55,24 @@ impl Drop for Free<'_> {
     fn drop(&mut self) {
         self.0.note_garbage();
         self.0.count_free(1);
+    }
+}
+
+/// A thread punches what nothing needs. Its drop counts the free if it has freed space.
+#[must_use]
+pub(super) struct Punch<'a> {
+    reclaim: &'a Reclaim,
+    pub(super) has_freed: bool,
+}
+
+impl Drop for Punch<'_> {
+    fn drop(&mut self) {
+        if self.has_freed {
+            self.reclaim.count_free(1);
+        } else {
+            self.reclaim.frees.lock().under_way -= 1;
+            self.reclaim.was_freed.notify_all();
+        }
     }
 }
 
@@ -83,6 +101,12 @@ impl Reclaim {
     pub(in crate::fs) fn begin_free(&self) -> Free<'_> {
         self.frees.lock().under_way += 1;
         Free(self)
+    }
+
+    /// Notes that space is being punched, until the caller drops the result.
+    pub(super) fn begin_punch(&self) -> Punch<'_> {
+        self.frees.lock().under_way += 1;
+        Punch { reclaim: self, has_freed: false }
     }
 
     /// Notes that space was freed, or that a removed node became garbage.
@@ -195,6 +219,23 @@ mod tests {
         });
         assert!(reclaim.take_garbage_note(), "its content is garbage");
         assert!(reclaim.wait_for_free(since, Instant::now() + LONG), "it was freed before");
+    }
+
+    #[test]
+    fn a_thread_waits_until_another_one_has_punched() {
+        for has_freed in [true, false] {
+            let reclaim = Reclaim::new();
+            let (since, mut punch) = (reclaim.frees(), reclaim.begin_punch());
+            std::thread::scope(|scope| {
+                let waits = scope.spawn(|| reclaim.wait_for_free(since, Instant::now()));
+                while !reclaim.has_waiting() {
+                    std::thread::yield_now();
+                }
+                punch.has_freed = has_freed;
+                drop(punch);
+                assert_eq!(waits.join().unwrap(), has_freed);
+            });
+        }
     }
 
     #[test]

@@ -104,20 +104,27 @@ impl Store {
             }
             if state.content_version(layer) == version {
                 let Loaded { content, unverified } = loaded?;
+                let content = Arc::new(content);
+                state.cache_content(layer, Arc::clone(&content));
+                drop(state);
                 if let Some(error) = unverified {
                     ::log::warn!("{error}; reads of layer {layer} are not verified");
                 }
-                let content = Arc::new(content);
-                state.cache_content(layer, Arc::clone(&content));
                 return Ok(content);
             }
         }
     }
 
-    /// The content of a layer if it is cached, and its present version.
-    pub fn cached_content(&self, layer: LayerId) -> (Option<Arc<Content>>, ContentVersion) {
+    /// The content of a layer if it is cached.
+    ///
+    /// # Errors
+    /// The present version of the content, if it is not cached.
+    pub fn cached_content(
+        &self,
+        layer: LayerId,
+    ) -> std::result::Result<Arc<Content>, ContentVersion> {
         let mut state = self.state.lock();
-        (state.cached_content(layer), state.content_version(layer))
+        state.cached_content(layer).ok_or_else(|| state.content_version(layer))
     }
 
     fn load_content(&self, layer: LayerId, info: Option<LayerInfo>) -> Result<Loaded> {

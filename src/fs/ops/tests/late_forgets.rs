@@ -182,6 +182,7 @@ fn an_allocation_waits_for_a_change_instead_of_believing_an_old_measurement() {
 fn an_operation_runs_again_if_another_thread_measures_the_store_meanwhile() {
     let place = Place::new();
     let (fs, runs) = (&place.fs, AtomicUsize::new(0));
+    fs.set_limits(LIMIT);
     let operation = || {
         if runs.fetch_add(1, Ordering::Relaxed) == 0 {
             fs.set_limits(LIMIT);
@@ -192,7 +193,24 @@ fn an_operation_runs_again_if_another_thread_measures_the_store_meanwhile() {
     assert_eq!(fs.retry_measured(operation), Ok(()));
 }
 
-/// As a garbage collection that ran by itself frees it.
+#[test]
+fn an_operation_measures_the_store_if_it_freed_space_after_another_thread_measured() {
+    let place = Place::new();
+    let (fs, store) = (&place.fs, &place.fs.store);
+    let gone = store.create_layer(None, "main", Epoch(0), LayerKind::Branches).unwrap().layer();
+    let runs = AtomicUsize::new(0);
+    fs.set_limits(LIMIT);
+    let operation = || {
+        if runs.fetch_add(1, Ordering::Relaxed) == 0 {
+            overcount(fs);
+            store.remove_layer(gone).unwrap();
+        }
+        fs.core().need_bytes(4 * MIB as u64)
+    };
+    assert_eq!(fs.retry_measured(operation), Ok(()));
+}
+
+/// A garbage collection that ran by itself frees space in this way.
 #[test]
 fn the_store_is_measured_again_after_it_has_freed_space() {
     let place = Place::new();
@@ -202,4 +220,15 @@ fn the_store_is_measured_again_after_it_has_freed_space() {
     overcount(fs);
     store.remove_layer(gone).unwrap();
     assert_eq!(fs.write(new, 0, &BYTES[..4 * MIB], false), Ok(()));
+}
+
+#[test]
+fn the_store_is_measured_again_after_space_was_reclaimed() {
+    let place = Place::new();
+    overcount(&place.fs);
+    let is_reclaimed = AtomicUsize::new(0);
+    place.fs.set_reclaimer(Arc::new(move || {
+        Some(if is_reclaimed.fetch_add(1, Ordering::Relaxed) == 0 { MIB as u64 } else { 0 })
+    }));
+    assert_eq!(write(&place), Ok(()));
 }

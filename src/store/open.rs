@@ -132,7 +132,7 @@ impl Store {
             published: heads::published(&dir, &heads, &layers.archived)?,
             ..Known::default()
         };
-        ledger.iter().try_for_each(|ledger| found.check_against(&ledger.known, &counts, &dir))?;
+        found.check_against(ledger.as_ref(), &counts, &dir)?;
         let next_layer = found.next_layer.max(layers.archived.next_layer());
         let identities = Identities::new(id_log, id_records, root);
         let store = Store {
@@ -251,8 +251,15 @@ impl FoundLayers {
         Evidence { tops, named }.check(&self.catalog, |layer| layers.show(layer, JOURNAL))
     }
 
-    /// Checks that the store has everything that the ledger says. `counts` is what it has.
-    fn check_against(&self, known: &Known, counts: &Known, dir: &StoreDir) -> Result<()> {
+    /// Checks that the store has everything that the ledger says, if there is one. `counts` is what
+    /// it has.
+    fn check_against(
+        &self,
+        ledger: Option<&ledger::Found>,
+        counts: &Known,
+        dir: &StoreDir,
+    ) -> Result<()> {
+        let Some(ledger::Found { known, .. }) = ledger else { return Ok(()) };
         let show = |name: &str| dir.show(name);
         let older = self
             .catalog

@@ -8,7 +8,7 @@ use crate::error::{FsError, FsResult};
 use crate::fs::space::enospc::MOST_TRIES;
 use crate::fs::{Fs, Limits, Need};
 use crate::store::record::LayerKind;
-use crate::types::{Epoch, NodeId};
+use crate::types::{Epoch, LayerId, NodeId};
 
 const MIB: usize = 1 << 20;
 const LIMIT: Limits = Limits { bytes: Some(8 * MIB as u64), files: None };
@@ -154,6 +154,11 @@ fn a_write_fails_although_other_threads_free_space_all_the_time() {
     assert!(asked.load(Ordering::Relaxed) < MOST_TRIES, "it gives up");
 }
 
+/// A layer to which nothing refers.
+fn unused_layer(fs: &Fs) -> LayerId {
+    fs.store.create_layer(None, "main", Epoch(0), LayerKind::Branches).unwrap().layer()
+}
+
 /// The quota counts bytes that the store does not take, as after a removal by another head. The
 /// upper layer has nothing to reclaim.
 fn overcount(fs: &Fs) {
@@ -196,14 +201,13 @@ fn an_operation_runs_again_if_another_thread_measures_the_store_meanwhile() {
 #[test]
 fn an_operation_measures_the_store_if_it_freed_space_after_another_thread_measured() {
     let place = Place::new();
-    let (fs, store) = (&place.fs, &place.fs.store);
-    let gone = store.create_layer(None, "main", Epoch(0), LayerKind::Branches).unwrap().layer();
+    let (fs, gone) = (&place.fs, unused_layer(&place.fs));
     let runs = AtomicUsize::new(0);
     fs.set_limits(LIMIT);
     let operation = || {
         if runs.fetch_add(1, Ordering::Relaxed) == 0 {
             overcount(fs);
-            store.remove_layer(gone).unwrap();
+            fs.store.remove_layer(gone).unwrap();
         }
         fs.core().need_bytes(4 * MIB as u64)
     };
@@ -214,11 +218,10 @@ fn an_operation_measures_the_store_if_it_freed_space_after_another_thread_measur
 #[test]
 fn the_store_is_measured_again_after_it_has_freed_space() {
     let place = Place::new();
-    let (fs, store) = (&place.fs, &place.fs.store);
-    let gone = store.create_layer(None, "main", Epoch(0), LayerKind::Branches).unwrap().layer();
+    let (fs, gone) = (&place.fs, unused_layer(&place.fs));
     let new = create(fs, place.dir, "new").unwrap();
     overcount(fs);
-    store.remove_layer(gone).unwrap();
+    fs.store.remove_layer(gone).unwrap();
     assert_eq!(fs.write(new, 0, &BYTES[..4 * MIB], false), Ok(()));
 }
 

@@ -148,10 +148,11 @@ impl ServedHead {
         self.kernel.upgrade().is_some_and(|kernel| kernel.is_connected())
     }
 
-    /// Whether its mount is visible in this mount namespace.
+    /// Whether its mount is visible in this mount namespace. When the connection has ended, another
+    /// filesystem may have the number of its device.
     pub(super) fn is_visible(&self) -> bool {
         let mounts = mountinfo::read().unwrap_or_default();
-        mounts.iter().any(|mount| mount.dev == self.unmounter.dev())
+        self.is_connected() && mounts.iter().any(|mount| mount.dev == self.unmounter.dev())
     }
 
     /// Whether its mount point does not lead to it any more, after a lazy unmount. That is not

@@ -17,7 +17,7 @@ use parking_lot::{Condvar, Mutex};
 
 use super::guard::Guard;
 use super::head::ServedHead;
-use crate::control::{Mounts, Waiting};
+use crate::control::{ENDING_LIMIT, Mounts, Waiting};
 use crate::error::{Attempt, Error, Kind, Result};
 use crate::fuse::{Mounted, Unmounter};
 use crate::sandbox::{Detail, Reply, Request, Sandbox};
@@ -27,7 +27,7 @@ pub(super) const MAIN: &str = "main";
 /// How long the end of a head waits for a comparison in progress.
 const COMPARISON_LIMIT: Duration = Duration::from_secs(2);
 /// How long a client that mounts a head waits for the end of a mount of it that is not visible any
-/// more.
+/// more, but still in use.
 const GONE_LIMIT: Duration = Duration::from_secs(2);
 /// How often it looks whether that mount is visible.
 const GONE_POLL: Duration = Duration::from_millis(20);
@@ -116,7 +116,7 @@ impl Heads {
 
     /// Takes the name of a head for a mount. `None` if nothing more can be mounted.
     fn take_name(self: &Arc<Heads>, name: &str) -> Result<Option<Taken<'_>>> {
-        let gone_until = Instant::now() + GONE_LIMIT;
+        let start = Instant::now();
         let mut table = self.table.lock();
         loop {
             if table.is_ending {
@@ -128,11 +128,11 @@ impl Heads {
                 Some(Entry::Mounted(head)) => Some(Arc::clone(head)),
             };
             // umount(8) or a signal may just have removed the mount.
-            let is_over = Instant::now() >= gone_until;
-            if let Some(head) = mounted
-                && (is_over || head.is_visible())
-            {
-                return Err(head.in_use(name));
+            if let Some(head) = mounted {
+                let limit = if head.is_connected() { GONE_LIMIT } else { ENDING_LIMIT };
+                if head.is_visible() || start.elapsed() >= limit {
+                    return Err(head.in_use(name));
+                }
             }
             self.changed.wait_for(&mut table, GONE_POLL);
         }

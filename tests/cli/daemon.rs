@@ -566,6 +566,30 @@ fn a_mount_waits_for_a_daemon_that_ends_slowly() {
     assert_eq!(place.read("mnt/x"), "kept");
 }
 
+/// The kernel gives the number of a device to the next filesystem when the mount is gone. Closing
+/// the head lasts until a reader opens the log of the failpoints.
+#[test]
+fn a_mount_waits_although_another_filesystem_has_the_number_of_the_device() {
+    let place = Place::new();
+    let said = place.sh(
+        "",
+        "
+        trap 'umount held/* other 2>/dev/null || true' EXIT
+        JAILFS_FAILPOINTS=log:$PWD/steps $JAILFS mount base mnt
+        cd base; $JAILFS fork other ../other > ../forked; cd ..
+        echo kept > mnt/x; number=$(stat -c %d mnt)
+        rm steps; mkfifo steps; umount mnt
+        for one in 1 2 3 4 5 6 7 8; do
+            mkdir -p held/$one; mount -t tmpfs tmpfs held/$one
+            if [ $(stat -c %d held/$one) = $number ]; then break; fi
+        done
+        (sleep 3; exec 3<>steps; sleep 10) >/dev/null 2>&1 &
+        $JAILFS mount base mnt; cat mnt/x
+        ",
+    );
+    assert_eq!((said.code, said.out.as_str()), (0, "kept\n"), "{said:?}");
+}
+
 /// Takes the name of the control socket. The first connection gets the greeting of the daemon, and
 /// is closed then, as a daemon does that ends. After that the daemon has its name again.
 const ENDS_ONCE: &str = "

@@ -14,9 +14,9 @@ use serde_json::Value;
 /// The path of the program.
 pub const JAILFS: &str = env!("CARGO_BIN_EXE_jailfs");
 /// The time limit of a command, in seconds for timeout(1).
-const PATIENCE: &str = "30";
+const PATIENCE: &str = "60";
 /// The time limit of a test.
-const TEST_PATIENCE: Duration = Duration::from_secs(90);
+const TEST_PATIENCE: Duration = Duration::from_secs(240);
 
 /// A base with some files, an empty mount point and a home.
 pub struct Place {

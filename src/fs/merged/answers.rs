@@ -14,7 +14,7 @@
 
 use std::any::Any;
 use std::cell::RefCell;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 #[cfg(all(test, feature = "shuttle"))]
 use shuttle::thread_local;
@@ -92,6 +92,8 @@ impl Table {
 pub(in crate::fs) struct Answers {
     known: Table,
     missing: Vec<Missing>,
+    /// The questions of `missing`. There may be thousands.
+    lacked: HashSet<Question>,
     /// The file of which the operation has begun an edit.
     begun_edit: Option<Ino>,
     /// The operation has something else to wait for than the base.
@@ -129,6 +131,7 @@ impl Answers {
 
     /// Asks the questions that the operation found no answer to. Returns whether there were any.
     pub(in crate::fs) fn ask_missing(&mut self) -> bool {
+        self.lacked.clear();
         let missing = std::mem::take(&mut self.missing);
         let had_any = !missing.is_empty();
         for Missing { question, ask } in missing {
@@ -157,6 +160,7 @@ impl Answers {
     pub(in crate::fs) fn clear(&mut self) {
         self.known.clear();
         self.missing.clear();
+        self.lacked.clear();
     }
 
     fn get<T: Clone + 'static>(&self, question: &Question) -> Option<FsResult<T>> {
@@ -180,7 +184,7 @@ pub(in crate::fs) fn answer<T: Clone + 'static>(
         if let Some(known) = answers.get(&question) {
             return Ok(known);
         }
-        if !answers.missing.iter().any(|missing| missing.question == question) {
+        if answers.lacked.insert(question.clone()) {
             answers.missing.push(Missing { question, ask: Box::new(|| Box::new(ask())) });
         }
         Ok(Err(FsError::MustWait))

@@ -20,8 +20,20 @@ const ATTACKS: &[(&str, &str, &str)] = &[
         "--protected",
     ),
     (
-        "mkdir -p .git/modules/lib/hooks; echo evil > .git/modules/lib/hooks/x",
+        "git init -q --bare .git/modules/lib; echo evil > .git/modules/lib/hooks/x",
         ".git/modules/lib/hooks/x",
+        "--protected",
+    ),
+    ("mkdir .git; echo ../sub > .git/commondir", ".git/commondir", "--protected"),
+    (
+        "git init -q --bare sub; echo '[core] fsmonitor=evil' > sub/config",
+        "sub/config",
+        "--protected",
+    ),
+    ("git init -q --bare .; echo evil > hooks/pre-push", "hooks/pre-push", "--protected"),
+    (
+        "git init -q --bare sub/x; rm -r sub/x/objects sub/x/refs; echo ../y > sub/x/commondir",
+        "sub/x/commondir",
         "--protected",
     ),
     ("mkdir -p evil/hooks; ln -s evil .git", ".git", "--protected"),
@@ -95,6 +107,27 @@ fn naming_a_protected_path_consents_but_naming_a_directory_above_does_not() {
     assert_eq!(place.run("--apply", "echo more >> .git/hooks/x").code, 125);
     place.ok("base", "apply --undo");
     assert!(!place.exists("base/.git/hooks/x"));
+}
+
+/// Git runs what is in a bare repository when it is started there. So the change that makes a
+/// directory one is refused, also if its configuration is in the base already.
+#[test]
+fn a_directory_becomes_a_git_directory_only_by_consent() {
+    let place = Place::new();
+    let made = "mkdir -p lib/objects lib/hooks; echo evil | tee lib/config > lib/hooks/pre-commit";
+    assert_eq!(place.run("--apply", made).code, 0, "no git directory yet");
+    let said = place.run("--apply", "mkdir lib/refs; echo 'ref: refs/heads/main' > lib/HEAD");
+    assert_eq!(said.code, 125, "{said:?}");
+    assert!(said.err.contains("refused\tlib/HEAD\tprotected"), "{}", said.err);
+    assert!(!place.exists("base/lib/HEAD") && !place.exists("base/lib/refs"));
+    // Without `refs`, git takes it for an ordinary directory.
+    assert_eq!(place.say("base", "apply lib").code, 3);
+    place.ok("base", "apply lib/HEAD lib/refs");
+    assert_eq!(place.run("--apply", "echo more >> lib/config").code, 125);
+    place.ok("base", "discard");
+    // Objects and branches need no consent.
+    let fine = "echo > lib/objects/one; mkdir lib/refs/heads; echo > lib/refs/heads/main";
+    assert_eq!(place.run("--apply", fine).code, 0);
 }
 
 #[test]

@@ -4,6 +4,9 @@
 //! * **Protected paths** are files that programs outside the sandbox run by themselves: hooks and
 //!   configuration of git, settings of editors and agents, workflows of forges. A `Makefile` is not
 //!   protected, because it runs only when a user calls make.
+//! * A directory of any name that git would take for a **git directory** counts as `.git`: a bare
+//!   repository, a submodule in `.git/modules`, a worktree in `.git/worktrees`. Git looks for one
+//!   in each directory in which it is started.
 //! * **Privileges** are the setuid bit, the setgid bit of an executable, and file capabilities, if
 //!   the base does not have them already. The setgid bit of a directory gives no power.
 
@@ -35,6 +38,7 @@ pub const PROTECTED: &[&[&str]] = &[
     &[".git", "hooks"],
     &[".git", "config"],
     &[".git", "config.worktree"],
+    &[".git", "commondir"],
     &[".git", "info", "attributes"],
     &[".gitmodules"],
     &[".gitattributes"],
@@ -58,8 +62,9 @@ pub const PROTECTED: &[&[&str]] = &[
     &[".yarnrc.yml"],
     &[".config", "jailfs"],
 ];
-/// The protected names below `.git/modules`, where each submodule has a git directory of its own.
-const IN_SUBMODULE: &[&str] = &["hooks", "config", "config.worktree"];
+/// The names that make a directory a git directory. `commondir` names another directory that has
+/// `objects` and `refs`.
+const OF_GIT_DIR: [&[u8]; 4] = [b"HEAD", b"objects", b"refs", b"commondir"];
 
 /// The list of protected paths: the built-in ones, with additions and removals of the user.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -107,10 +112,15 @@ impl Protected {
 
     /// Whether a path is protected, or lies below one that is.
     pub fn has(&self, path: &TreePath) -> bool {
-        suffixes(path).any(|suffix| {
-            self.0.iter().any(|listed| is_at_or_below(suffix, listed.as_bytes()))
-                || is_in_submodule(suffix)
-        })
+        let is_listed =
+            |suffix: &[u8]| self.0.iter().any(|listed| is_at_or_below(suffix, listed.as_bytes()));
+        suffixes(path).any(is_listed)
+    }
+
+    /// Whether a path in a git directory, relative to that directory, would be protected in `.git`.
+    fn has_in_git_dir(&self, below: &[u8]) -> bool {
+        let listed = self.0.iter().filter_map(|listed| listed.as_bytes().strip_prefix(b".git/"));
+        listed.into_iter().any(|listed| is_at_or_below(below, listed))
     }
 
     /// Whether a path has the name of a directory that can hold protected paths, such as `.git`.
@@ -136,10 +146,55 @@ fn is_at_or_below(suffix: &[u8], listed: &[u8]) -> bool {
     suffix.strip_prefix(listed).is_some_and(|rest| rest.is_empty() || rest.starts_with(b"/"))
 }
 
-fn is_in_submodule(suffix: &[u8]) -> bool {
-    let below = suffix.strip_prefix(b".git/modules/").unwrap_or_default();
-    let is_listed = |name: &[u8]| IN_SUBMODULE.iter().any(|part| name == part.as_bytes());
-    below.split(|byte| *byte == b'/').any(is_listed)
+/// Whether a change of this path is a change of what git runs: because the path is listed, or is
+/// in a git directory of one of the states. In `.git` everything that git runs is listed. Other
+/// directories may have such files without being git directories, so to make one of them a git
+/// directory is such a change, too.
+fn is_protected(
+    protected: &Protected,
+    (from, to): (&State, &State),
+    path: &TreePath,
+) -> FsResult<bool> {
+    if protected.has(path) {
+        return Ok(true);
+    }
+    for (dir, below) in dirs_above(path) {
+        let (is_listed, makes) = (protected.has_in_git_dir(below), OF_GIT_DIR.contains(&below));
+        if !is_listed && !makes {
+            continue;
+        }
+        let (was, is) = (is_git_dir(from, &dir)?, is_git_dir(to, &dir)?);
+        let becomes = makes && is && !was && !is_named_git(&dir);
+        if is_listed && (was || is) || becomes {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+/// The directories above a path, each with the part of the path below it.
+fn dirs_above(path: &TreePath) -> impl Iterator<Item = (TreePath, &[u8])> {
+    path.upwards().skip(1).filter_map(|dir| {
+        let rest = path.as_bytes().get(dir.as_bytes().len()..)?;
+        Some((dir, rest.strip_prefix(b"/").unwrap_or(rest)))
+    })
+}
+
+fn is_named_git(dir: &TreePath) -> bool {
+    dir.split().is_some_and(|(_, name)| name.as_bytes() == b".git")
+}
+
+/// Whether git would take a directory for a git directory. Git demands more of what is in `HEAD`,
+/// `objects` and `refs`.
+fn is_git_dir(state: &State, dir: &TreePath) -> FsResult<bool> {
+    let kind = |name: &str| -> FsResult<Option<FileKind>> {
+        let path = TreePath::parse(&[dir.as_bytes(), name.as_bytes()].join(&b'/'))?;
+        Ok(state.kind(&state.resolve(&path)?))
+    };
+    if kind("HEAD")?.is_none_or(|kind| kind == FileKind::Dir) {
+        return Ok(false);
+    }
+    Ok(kind("commondir")?.is_some() || kind("objects")?.is_some() && kind("refs")?.is_some())
 }
 
 /// Mode bits that give a program the rights of its owner or group.
@@ -161,7 +216,7 @@ pub(in crate::timeline) fn refused(
 ) -> FsResult<Vec<(TreePath, String)>> {
     let mut refused = Vec::new();
     for change in changes.iter().filter(|change| change.what != What::DirTimes) {
-        if !consent.protected && needs_naming(protected, change, (from, to), named) {
+        if !consent.protected && needs_naming(protected, change, (from, to), named)? {
             let why = "protected: programs outside the sandbox run it".to_owned();
             refused.push((change.path.clone(), why));
         }
@@ -184,7 +239,7 @@ pub fn dangers(
     change: &PathChange,
 ) -> FsResult<Option<String>> {
     let mut dangers = Vec::new();
-    if needs_naming(protected, change, (from, to), &[]) {
+    if needs_naming(protected, change, (from, to), &[])? {
         dangers.push("protected".to_owned());
     }
     dangers.extend(privileges(from, to, change)?.map(|gains| format!("gains {gains}")));
@@ -198,16 +253,20 @@ fn needs_naming(
     change: &PathChange,
     (from, to): (&State, &State),
     named: &[TreePath],
-) -> bool {
-    let consents = |named: &TreePath| change.path.starts_with(named) && protected.has(named);
-    if protected.has(&change.path) {
-        return !named.iter().any(consents);
+) -> FsResult<bool> {
+    if is_protected(protected, (from, to), &change.path)? {
+        for named in named.iter().filter(|named| change.path.starts_with(named)) {
+            if is_protected(protected, (from, to), named)? {
+                return Ok(false);
+            }
+        }
+        return Ok(true);
     }
     // '.git' can be a symlink, or a file that names another directory. The hooks of that directory
     // would run.
     let kinds = [from.kind(&change.old), to.kind(&change.new)];
     let is_replaced = kinds.iter().flatten().any(|kind| *kind != FileKind::Dir);
-    is_replaced && protected.can_hold(&change.path) && !named.contains(&change.path)
+    Ok(is_replaced && protected.can_hold(&change.path) && !named.contains(&change.path))
 }
 
 /// The privileges that a change gives a file and that the file in the base does not have.
@@ -254,8 +313,7 @@ mod tests {
             "a/b/.envrc",
             ".vscode/tasks.json",
             ".github/workflows/ci.yml",
-            ".git/modules/lib/hooks/post-checkout",
-            ".git/modules/a/b/config",
+            ".git/commondir",
         ] {
             assert!(is(path), "{path}");
         }

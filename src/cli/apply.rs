@@ -25,7 +25,7 @@ pub(super) struct Apply {
     /// Only list what would be written
     #[arg(long)]
     dry_run: bool,
-    /// Take the last apply back out of the base
+    /// Take the last apply that is not undone yet back out of the base
     #[arg(long)]
     undo: bool,
     /// Also write protected paths, which programs outside the sandbox run by themselves

@@ -45,6 +45,7 @@ const ATTACKS: &[(&str, &str, &str)] = &[
     ),
     ("mkdir x; echo evil > x/tasks.json; mv x .vscode", ".vscode/tasks.json", "--protected"),
     ("echo evil > .envrc", ".envrc", "--protected"),
+    ("mkdir .ssh; echo key > .ssh/authorized_keys", ".ssh/authorized_keys", "--protected"),
     (
         "mkdir -p .github/workflows; echo evil > .github/workflows/ci.yml",
         ".github/workflows/ci.yml",
@@ -152,6 +153,29 @@ fn apply_adds_no_capabilities_or_set_id_bits_and_keeps_those_of_the_base() {
     // The setgid bit of a directory gives no privileges.
     place.ok("base", "discard");
     assert_eq!(place.run("--apply", "mkdir shared; chmod 2775 shared").code, 0);
+}
+
+/// A file that has a privilege already may not get a greater one of the same kind.
+#[test]
+fn apply_changes_no_owner_or_capabilities_of_a_privileged_program() {
+    let place = Place::new();
+    let made = place.sh(
+        "base",
+        "for name in uid gid cap; do cp /bin/true $name; done
+        chown 1000 uid; chmod 4755 uid; chgrp 1000 gid; chmod 2755 gid
+        setcap cap_net_bind_service=ep cap",
+    );
+    assert_eq!(made.code, 0, "{made:?}");
+    for (attack, gains) in [
+        ("chown 0:0 uid; chmod 4755 uid", "uid\tit would gain the setuid bit"),
+        ("chgrp 0 gid; chmod 2755 gid", "gid\tit would gain the setgid bit"),
+        ("setcap cap_sys_admin=ep cap", "cap\tit would gain file capabilities"),
+    ] {
+        let said = place.run("--apply", attack);
+        assert!(said.code == 125 && said.err.contains(gains), "{attack}: {said:?}");
+        place.ok("base", "discard");
+    }
+    assert_eq!(place.run("--apply", "touch uid gid cap").code, 0);
 }
 
 #[test]

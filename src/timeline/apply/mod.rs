@@ -37,19 +37,22 @@ pub(in crate::timeline) mod transaction;
 pub(in crate::timeline) mod unfinished;
 pub(in crate::timeline) mod write;
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use crate::error::{Error, Kind, Result};
 use crate::fs::State;
 use crate::fs::merged::lower::Lower;
 use crate::fs::merged::pre_images::PreHistory;
-use crate::store::layer::LayerInfo;
 use crate::store::record::{LayerKind, OpVerb};
 use crate::timeline::apply::plan::Plan;
 use crate::timeline::apply::protected::Consent;
 use crate::timeline::apply::rollback::ROLLED_BACK;
 use crate::timeline::{Common, Target, Timeline};
 use crate::types::{Epoch, TreePath};
+
+/// Begins the seal message of an undo. The epoch of the apply that it undid follows.
+const UNDO_OF: &str = "undo of ";
 
 impl Common {
     pub(in crate::timeline) fn lower(&self, epoch: Epoch, history: &PreHistory) -> Lower {
@@ -65,14 +68,21 @@ impl Common {
         }
     }
 
-    /// The epoch that the last apply ended. An apply that was rolled back does not count.
-    pub(super) fn last_undoable(&self) -> Option<u32> {
+    /// The epoch that the next undo takes back: that of the last apply that is not undone yet. An
+    /// apply that was rolled back does not count. `None` if there is no such apply, or if gc has
+    /// dropped what it replaced.
+    pub(super) fn last_undoable(&self) -> Option<Epoch> {
         let layers = self.store().catalog();
-        let is_applied = |l: &&LayerInfo| {
-            let seal = l.seal.as_ref().filter(|_| l.header.kind == LayerKind::PreImage);
-            seal.is_some_and(|seal| seal.message != ROLLED_BACK)
-        };
-        layers.iter().rfind(is_applied).map(|l| l.header.epoch.0.saturating_sub(1))
+        let mut undone = BTreeSet::new();
+        for layer in layers.iter().rev().filter(|l| l.header.kind == LayerKind::PreImage) {
+            let (epoch, Some(seal)) = (layer.header.epoch, &layer.seal) else { continue };
+            if let Some(of) = seal.message.strip_prefix(UNDO_OF) {
+                undone.extend(of.parse().map(Epoch));
+            } else if seal.message != ROLLED_BACK && !undone.contains(&epoch) {
+                return (!layer.compact).then_some(epoch);
+            }
+        }
+        None
     }
 }
 
@@ -103,7 +113,7 @@ impl Timeline {
         if !plan.is_writable() {
             return Ok(plan);
         }
-        let epoch = self.write_plan(&mut plan)?;
+        let epoch = self.write_plan(&mut plan, "")?;
         // After an apply of some paths the head stays over the base as it was before, which the
         // pre-images keep readable. After an apply of everything it can be rebased.
         let rebased = match paths.is_empty() {
@@ -122,12 +132,13 @@ impl Timeline {
         let _operation = self.lock_operation();
         match self.plan_rollback()? {
             Some(rollback) => Ok(rollback),
-            None => self.plan(self.before_last_apply()?, &[], Consent::ALL),
+            None => self.plan(self.state_before(self.apply_to_undo()?)?, &[], Consent::ALL),
         }
     }
 
-    /// Makes the base equal to what it was before the last apply. If the last apply has an
-    /// unfinished rollback, this tries to finish it. The tree in the mount stays as it is.
+    /// Makes the base equal to what it was before the last apply that is not undone yet. If the last
+    /// apply has an unfinished rollback, this tries to finish it. The tree in the mount stays as it
+    /// is.
     ///
     /// # Errors
     /// As [`Timeline::apply`].
@@ -137,10 +148,11 @@ impl Timeline {
         if let Some(rollback) = self.plan_rollback()? {
             return self.finish_rollback().map(|()| rollback);
         }
-        let mut plan = self.plan(self.before_last_apply()?, &[], Consent::ALL)?;
+        let applied = self.apply_to_undo()?;
+        let mut plan = self.plan(self.state_before(applied)?, &[], Consent::ALL)?;
         if plan.is_writable() {
             let (sealed, _) = self.seal_present("undo apply")?;
-            self.write_plan(&mut plan)?;
+            self.write_plan(&mut plan, &format!("{UNDO_OF}{}", applied.0))?;
             self.log_operation(OpVerb::UndoApply, plan.describe(), sealed)
                 .map_err(after_writing)?;
         }
@@ -156,11 +168,20 @@ impl Timeline {
         self.log_operation(OpVerb::Apply, plan.describe(), sealed).map(drop)
     }
 
-    fn before_last_apply(&self) -> Result<State> {
-        let Some(before) = self.last_undoable() else {
-            return Err(Error::new(Kind::NoStore, "undo apply", "nothing was applied yet"));
-        };
-        self.state_of(Target { layer: None, epoch: Epoch(before) })
+    /// The epoch of the apply that an undo takes back.
+    fn apply_to_undo(&self) -> Result<Epoch> {
+        self.last_undoable().ok_or_else(|| {
+            let why = match self.applies.lock().is_empty() {
+                true => "nothing was applied yet",
+                false => "every apply is undone, or gc has dropped what it replaced",
+            };
+            Error::new(Kind::NoStore, "undo apply", why)
+        })
+    }
+
+    /// The base as it was before an apply.
+    fn state_before(&self, applied: Epoch) -> Result<State> {
+        self.state_of(Target { layer: None, epoch: Epoch(applied.0.saturating_sub(1)) })
     }
 }
 

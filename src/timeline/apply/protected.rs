@@ -2,13 +2,15 @@
 //! if its caller consents.
 //!
 //! * **Protected paths** are files that programs outside the sandbox run by themselves: hooks and
-//!   configuration of git, settings of editors and agents, workflows of forges. A `Makefile` is not
-//!   protected, because it runs only when a user calls make.
+//!   configuration of git, settings of editors and agents, workflows of forges, and what a shell or
+//!   a session reads when it starts. A `Makefile` is not protected, because it runs only when a
+//!   user calls make.
 //! * A directory of any name that git would take for a **git directory** counts as `.git`: a bare
 //!   repository, a submodule in `.git/modules`, a worktree in `.git/worktrees`. Git looks for one
 //!   in each directory in which it is started.
 //! * **Privileges** are the setuid bit, the setgid bit of an executable, and file capabilities, if
-//!   the base does not have them already. The setgid bit of a directory gives no power.
+//!   the file in the base does not have the same already: with the same owner, group, or
+//!   capabilities. The setgid bit of a directory gives no power.
 
 use serde::{Deserialize, Serialize};
 
@@ -42,6 +44,7 @@ pub const PROTECTED: &[&[&str]] = &[
     &[".git", "info", "attributes"],
     &[".gitmodules"],
     &[".gitattributes"],
+    &[".githooks"],
     &[".github", "workflows"],
     &[".github", "actions"],
     &[".gitlab-ci.yml"],
@@ -61,6 +64,29 @@ pub const PROTECTED: &[&[&str]] = &[
     &[".mcp.json"],
     &[".yarnrc.yml"],
     &[".config", "jailfs"],
+    // Of a home directory.
+    &[".profile"],
+    &[".bashrc"],
+    &[".bash_profile"],
+    &[".bash_login"],
+    &[".bash_logout"],
+    &[".zshrc"],
+    &[".zshenv"],
+    &[".zprofile"],
+    &[".zlogin"],
+    &[".zlogout"],
+    &[".config", "fish"],
+    &[".xprofile"],
+    &[".xsession"],
+    &[".xinitrc"],
+    &[".config", "autostart"],
+    &[".config", "systemd"],
+    &[".ssh"],
+    &[".gitconfig"],
+    &[".config", "git"],
+    &[".vimrc"],
+    &[".vim"],
+    &[".config", "nvim"],
 ];
 /// The names that make a directory a git directory. `commondir` names another directory that has
 /// `objects` and `refs`.
@@ -269,6 +295,25 @@ fn needs_naming(
     Ok(is_replaced && protected.can_hold(&change.path) && !named.contains(&change.path))
 }
 
+/// What a file gives to a program that runs it.
+#[derive(PartialEq, Eq)]
+enum Power {
+    Setuid(u32),
+    Setgid(u32),
+    /// The value of the extended attribute.
+    Capabilities(Vec<u8>),
+}
+
+impl Power {
+    fn text(&self) -> &'static str {
+        match self {
+            Power::Setuid(_) => "the setuid bit",
+            Power::Setgid(_) => "the setgid bit",
+            Power::Capabilities(_) => "file capabilities",
+        }
+    }
+}
+
 /// The privileges that a change gives a file and that the file in the base does not have.
 fn privileges(from: &State, to: &State, change: &PathChange) -> FsResult<Option<String>> {
     if to.kind(&change.new) != Some(FileKind::File) {
@@ -278,22 +323,23 @@ fn privileges(from: &State, to: &State, change: &PathChange) -> FsResult<Option<
     // A file whose content changes is another program, so it gains the privileges of the old one.
     let keeps = change.what == What::Attributes && from.kind(&change.old) == Some(FileKind::File);
     let was = if keeps { powers_of(from.node(&change.old)?.as_ref()) } else { Vec::new() };
-    let gained: Vec<&str> = is.into_iter().filter(|power| !was.contains(power)).collect();
+    let gained = is.iter().filter(|power| !was.contains(power)).map(Power::text);
+    let gained: Vec<&str> = gained.collect();
     Ok((!gained.is_empty()).then(|| gained.join(" and ")))
 }
 
-fn powers_of(node: &Node) -> Vec<&'static str> {
-    let mode = node.meta.mode;
-    let has_capability = node
-        .xattrs
-        .as_ref()
-        .is_some_and(|all| all.iter().any(|(name, _)| name.as_slice() == CAPABILITY));
-    let powers = [
-        (mode & SETUID != 0, "the setuid bit"),
-        (mode & SETGID != 0 && mode & GROUP_EXECUTE != 0, "the setgid bit"),
-        (has_capability, "file capabilities"),
-    ];
-    powers.into_iter().filter(|(has, _)| *has).map(|(_, power)| power).collect()
+fn powers_of(node: &Node) -> Vec<Power> {
+    let (mode, mut powers) = (node.meta.mode, Vec::new());
+    if mode & SETUID != 0 {
+        powers.push(Power::Setuid(node.meta.uid));
+    }
+    if mode & SETGID != 0 && mode & GROUP_EXECUTE != 0 {
+        powers.push(Power::Setgid(node.meta.gid));
+    }
+    let all = node.xattrs.iter().flat_map(|all| all.iter());
+    let capabilities = all.filter(|(name, _)| name.as_slice() == CAPABILITY);
+    powers.extend(capabilities.map(|(_, value)| Power::Capabilities(value.to_vec())));
+    powers
 }
 
 #[cfg(test)]

@@ -43,17 +43,17 @@ struct Transaction {
 
 impl Timeline {
     /// Makes the base look as the plan says, and notes in the plan what the base did not keep.
-    /// Returns the epoch that this begins.
+    /// Seals that with `message`. Returns the epoch that this begins.
     ///
     /// # Errors
     /// Fails if the plan cannot be written; the base is then as it was before. The error says so if
     /// the base could not be rolled back.
-    pub(in crate::timeline) fn write_plan(&self, plan: &mut Plan) -> Result<Epoch> {
+    pub(in crate::timeline) fn write_plan(&self, plan: &mut Plan, message: &str) -> Result<Epoch> {
         preflight::check(self.base(), plan)?;
         self.was_rolled_back.store(false, Ordering::SeqCst);
         let mut transaction = self.begin(plan)?;
         match self.write_changes(&mut transaction, plan) {
-            Ok(images) => self.commit(transaction, images, ""),
+            Ok(images) => self.commit(transaction, images, message),
             Err(error) => Err(self.abort(transaction, describe(error))),
         }
     }

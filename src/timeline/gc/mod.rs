@@ -544,8 +544,8 @@ impl Common {
         all.iter().map(|l| (index_in_history(l.header.epoch), l.header.layer)).collect()
     }
 
-    /// The pre-image layers through which a needed state or an open file sees the base, and that of
-    /// the last apply, which can be undone.
+    /// The pre-image layers through which a needed state or an open file sees the base, and those
+    /// from the last apply on that can be undone.
     fn needed_pre_images(
         &self,
         keep: &Keep,
@@ -567,7 +567,7 @@ impl Common {
             .chain(live.iter().map(|head| head.live.state.lower.epoch()))
             .chain(live.iter().filter_map(|head| head.live.orphans_from));
         let oldest = epochs.min().unwrap_or(Epoch(0)).0;
-        let undoable = self.last_undoable().unwrap_or(u32::MAX);
+        let undoable = self.last_undoable().map_or(u32::MAX, |apply| apply.0.saturating_sub(1));
         let from = usize::try_from(oldest.min(undoable)).unwrap_or(usize::MAX);
         let pre_images = self.pre_image_layers().into_iter().filter(|(place, _)| *place >= from);
         pre_images.map(|(_, layer)| layer).collect()

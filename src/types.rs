@@ -451,13 +451,18 @@ impl<'de> Deserialize<'de> for TreePath {
     }
 }
 
-/// Whether a character affects a terminal or the text around it: control characters, bidirectional
-/// marks, overrides and isolates, zero-width characters, and line separators.
+/// Whether a character affects a terminal or the text around it, or cannot be told from nothing or
+/// from a space: control characters, bidirectional marks, overrides and isolates, line separators,
+/// all spaces but U+0020, and what Unicode lets programs show as nothing (Default_Ignorable).
 pub fn is_unprintable(c: char) -> bool {
-    let affects_text = matches!(c,
-        '\u{61c}' | '\u{180e}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}'
-        | '\u{2060}'..='\u{206f}' | '\u{feff}');
-    c.is_control() || affects_text
+    let is_space = c.is_whitespace() && c != ' ' || c == '\u{2800}';
+    let is_invisible = matches!(c,
+        '\u{ad}' | '\u{34f}' | '\u{61c}' | '\u{115f}'..='\u{1160}' | '\u{17b4}'..='\u{17b5}'
+        | '\u{180b}'..='\u{180f}' | '\u{200b}'..='\u{200f}' | '\u{202a}'..='\u{202e}'
+        | '\u{2060}'..='\u{206f}' | '\u{3164}' | '\u{fe00}'..='\u{fe0f}' | '\u{feff}'
+        | '\u{ffa0}' | '\u{fff0}'..='\u{fffb}' | '\u{13430}'..='\u{1343f}'
+        | '\u{1bca0}'..='\u{1bca3}' | '\u{1d173}'..='\u{1d17a}' | '\u{e0000}'..='\u{e0fff}');
+    c.is_control() || is_space || is_invisible
 }
 
 /// Writes a name for people: printable text as it is, other bytes as `\n`, `\xff` and so on.
@@ -506,6 +511,10 @@ mod tests {
         let path =
             TreePath::parse("a\u{1b}[31m\u{202e}gpj.\u{2066}\u{200b}\u{85}ä".as_bytes()).unwrap();
         assert_eq!(path.to_string(), "a\\u{1b}[31m\\u{202e}gpj.\\u{2066}\\u{200b}\\u{85}ä");
+        for c in ['\u{ad}', '\u{a0}', '\u{3164}', '\u{fe0f}', '\u{e0041}', '\u{3000}'] {
+            assert!(is_unprintable(c), "{}", c.escape_unicode());
+        }
+        assert!(!is_unprintable(' ') && !is_unprintable('日'));
     }
 
     #[test]

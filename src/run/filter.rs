@@ -114,6 +114,9 @@ const PERSONALITIES: &[u32] =
 /// Requests that inject terminal input.
 const TERMINAL_INJECTION: &[u32] = &[libc::TIOCSTI as u32, libc::TIOCLINUX as u32];
 
+/// Linux 6.15 and later, with the same number on all architectures. libc does not know it yet.
+const OPEN_TREE_ATTR: i64 = 467;
+
 /// Every denied call.
 const ENTRIES: &[Entry] = &[
     deny("add_key", libc::SYS_add_key, Some(Allow::Keyrings)),
@@ -123,6 +126,7 @@ const ENTRIES: &[Entry] = &[
     deny("umount2", libc::SYS_umount2, NESTED),
     deny("pivot_root", libc::SYS_pivot_root, NESTED),
     deny("open_tree", libc::SYS_open_tree, NESTED),
+    deny("open_tree_attr", OPEN_TREE_ATTR, NESTED),
     deny("move_mount", libc::SYS_move_mount, NESTED),
     deny("fsopen", libc::SYS_fsopen, NESTED),
     deny("fsconfig", libc::SYS_fsconfig, NESTED),
@@ -153,6 +157,7 @@ const ENTRIES: &[Entry] = &[
     deny("init_module", libc::SYS_init_module, None),
     deny("finit_module", libc::SYS_finit_module, None),
     deny("delete_module", libc::SYS_delete_module, None),
+    deny("fanotify_init", libc::SYS_fanotify_init, None),
     deny("open_by_handle_at", libc::SYS_open_by_handle_at, None),
     deny("syslog", libc::SYS_syslog, None),
     deny("acct", libc::SYS_acct, None),

@@ -143,6 +143,14 @@ impl Sandbox {
         }
     }
 
+    /// The forks that programs in the mount have made, by mkdir(2).
+    pub fn made_forks(&self) -> Vec<String> {
+        let seen = self.heads_seen();
+        let made = self.made.lock();
+        let are_there = made.iter().filter(|(name, since)| seen.get(*name) == Some(*since));
+        are_there.map(|(name, _)| name.clone()).collect()
+    }
+
     /// Whether a program in the mount has made a fork, by mkdir(2).
     pub fn has_made(&self, name: &str) -> bool {
         let since = self.made.lock().get(name).copied();

@@ -62,7 +62,7 @@ fn each_undo_of_an_apply_goes_one_apply_further_back() {
     let said = place.fails("mnt", "apply --undo", 10);
     assert!(said.contains("every apply is undone"), "{said}");
     assert_eq!((place.read("base/a"), place.read("mnt/a")), (before.clone(), "three".into()));
-    // What another program wrote between two applies is a conflict of the second undo.
+    // Another program writes between two applies. That is a conflict of the second undo.
     place.ok("mnt", "apply");
     place.write("base/a", "by hand, and longer");
     place.write("mnt/sub/b", "mine");

@@ -222,6 +222,7 @@ fn a_discard_leaves_nothing_of_the_command() {
     let before = (place.ok("base", "log --json"), place.ok("base", "diff base"));
     let attack = "echo x > planted; $JAILFS checkpoint done; $JAILFS hold done; \
         mkdir .jailfs/checkpoints/more; echo y >> planted; \
+        mkdir .jailfs/forks/one; $JAILFS fork two; \
         $JAILFS release mine || $JAILFS drop mine || true";
     let said = place.run("--discard", attack);
     assert_eq!(said.code, 0, "{said:?}");
@@ -231,7 +232,13 @@ fn a_discard_leaves_nothing_of_the_command() {
         said.err
     );
     assert_eq!((place.ok("base", "log --json"), place.ok("base", "diff base")), before);
+    assert_eq!(place.json("base", "forks").len(), 1, "its forks are dropped");
     assert_eq!(place.say("base", "drop mine").code, 11, "the caller's hold is back");
+    // The next attempt does not see the forks of the one before.
+    let script = "ls .jailfs/forks; mkdir .jailfs/forks/left; exit 1";
+    let said = place.run("--discard --attempts 2", script);
+    assert_eq!((said.code, said.out.as_str()), (1, ""), "{said:?}");
+    assert_eq!(place.json("base", "forks").len(), 1);
     place.ok("base", "checkpoint done");
     // A discard by the caller goes back to the base, past all checkpoints.
     place.ok("base", "discard");

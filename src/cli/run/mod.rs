@@ -351,7 +351,8 @@ impl Sandboxed {
 
     /// Drops the checkpoints, names, holds and forks of the command.
     fn rewind(&self, sandbox: &Sandbox) -> Result<()> {
-        for name in std::mem::take(&mut *self.forked.lock()) {
+        let by_command = std::mem::take(&mut *self.forked.lock());
+        for name in by_command.into_iter().chain(sandbox.made_forks()) {
             sandbox.handle(Request::DropFork { name })?;
         }
         self.savepoint.as_ref().map_or(Ok(()), |savepoint| sandbox.rewind_to(savepoint))

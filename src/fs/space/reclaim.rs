@@ -228,7 +228,7 @@ mod tests {
             let (since, mut punch) = (reclaim.frees(), reclaim.begin_punch());
             std::thread::scope(|scope| {
                 let waits = scope.spawn(|| reclaim.wait_for_free(since, Instant::now()));
-                while !reclaim.has_waiting() {
+                while !reclaim.has_waiting() && !waits.is_finished() {
                     std::thread::yield_now();
                 }
                 punch.has_freed = has_freed;

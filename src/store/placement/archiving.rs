@@ -102,6 +102,7 @@ impl Store {
                 ::log::warn!("{error}; the next mount removes the old files of layer {layer}");
             }
         }
+        self.note_free();
         Ok(stay)
     }
 

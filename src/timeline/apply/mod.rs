@@ -136,9 +136,9 @@ impl Timeline {
         }
     }
 
-    /// Makes the base equal to what it was before the last apply that is not undone yet. If the last
-    /// apply has an unfinished rollback, this tries to finish it. The tree in the mount stays as it
-    /// is.
+    /// Makes the base equal to what it was before the last apply that is not undone yet. If the
+    /// last apply has an unfinished rollback, this tries to finish it. The tree in the mount stays
+    /// as it is.
     ///
     /// # Errors
     /// As [`Timeline::apply`].

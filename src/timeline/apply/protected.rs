@@ -295,7 +295,7 @@ fn needs_naming(
     Ok(is_replaced && protected.can_hold(&change.path) && !named.contains(&change.path))
 }
 
-/// What a file gives to a program that runs it.
+/// A privilege that a file gives to the program in it.
 #[derive(PartialEq, Eq)]
 enum Power {
     Setuid(u32),

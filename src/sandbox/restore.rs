@@ -8,7 +8,7 @@ use crate::timeline::Target;
 use crate::timeline::diff;
 use crate::timeline::diff::PathChange;
 use crate::timeline::mounts::Mounts;
-use crate::timeline::restore::RestoreOutcome;
+use crate::timeline::restore::{RestoreOutcome, check_paths};
 use crate::types::TreePath;
 
 /// How many paths the operation log names.
@@ -53,6 +53,7 @@ impl Sandbox {
             let changes = self.list(&now, &then, walk, "list what would change")?;
             return self.would_restore((&now, &then), &[], description, changes);
         }
+        check_paths(&now, &then, paths)?;
         let mut lister = self.lister(Detail::NameStatus);
         let changes = diff::changes_at(&now, &then, paths).attempt(|| "list what would change")?;
         changes.iter().try_for_each(|change| lister.add(&now, &then, change))?;

@@ -92,7 +92,8 @@ impl Sandbox {
         let id = match rev {
             Rev::Base => return Ok(Target { layer: None, epoch: self.timeline.base_epoch() }),
             Rev::Now => {
-                return Err(Error::new(Kind::Usage, "restore '@'", "'@' is the tree as it is now"));
+                let why = "'@' is the tree as it is now";
+                return Err(Error::new(Kind::Usage, "find checkpoint '@'", why));
             }
             Rev::Id(id) => Some(*id),
             Rev::Back(n) => {

@@ -117,6 +117,11 @@ fn a_restore_and_an_undo_are_exact() {
     assert!(dry.starts_with("would restore checkpoint 1 'green': "), "{dry}");
     assert!(dry.contains("D\tn/f\n") && dry.contains("A\tdel\n"), "{dry}");
     assert_eq!(sorted(&place.ok("mnt", "diff")), sorted(WORK), "a dry run changes nothing");
+    for line in ["restore green nowhere", "restore green nowhere --dry-run"] {
+        assert!(
+            place.fails("mnt", line, 10).contains("neither the checkpoint nor the tree has it")
+        );
+    }
     let output = place.ok("mnt", "restore green");
     assert!(output.contains("D\tn/\nD\tn/f\n"), "{output}");
     assert_eq!(place.ok("mnt", "diff"), "");

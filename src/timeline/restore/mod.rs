@@ -26,6 +26,8 @@ use crate::timeline::mounts::Mounts;
 use crate::timeline::{Target, Timeline, verb_text};
 use crate::types::{LayerId, TreePath};
 
+pub use partial::check_paths;
+
 /// The result of a restore.
 pub struct RestoreOutcome {
     /// The layer that the restore sealed with the state before it; none if that state was sealed

@@ -141,7 +141,10 @@ fn shown_state(to: FsResult<(State, Invalidations)>, attempt: &str) -> Result<St
 }
 
 /// Refuses paths that are in neither state.
-fn check_paths(now: &State, then: &State, paths: &[TreePath]) -> Result<()> {
+///
+/// # Errors
+/// `NoStore`, with a hint; those of the base.
+pub fn check_paths(now: &State, then: &State, paths: &[TreePath]) -> Result<()> {
     for path in paths {
         let found = |state: &State| state.resolve(path).attempt(|| format!("find '{path}'"));
         if found(now)?.ino().is_none() && found(then)?.ino().is_none() {

@@ -25,7 +25,7 @@ pub(super) struct Apply {
     /// Only list what would be written
     #[arg(long)]
     dry_run: bool,
-    /// Take the last apply that is not undone yet back out of the base
+    /// Undo the last apply
     #[arg(long)]
     undo: bool,
     /// Also write protected paths, which programs outside the sandbox run by themselves

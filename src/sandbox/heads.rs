@@ -255,6 +255,7 @@ impl Sandbox {
         let fs = Arc::clone(self.fs());
         let _exclusive = fs.exclusive();
         self.timeline.drop_head(name)?;
+        self.made.lock().remove(name);
         self.forget_race_heads(|head| head == name);
         Ok(())
     }

@@ -549,11 +549,11 @@ fn the_conventions_of_mount_are_kept() {
 }
 
 /// Runs a script in a mount namespace of its own. Other tests make mount namespaces too, and each
-/// would hold a copy of a mount that umount(8) removes here.
+/// would hold a copy of a mount that umount(8) removes here. This one holds none of theirs.
 fn in_namespace(place: &Place, script: &str) {
     place.write("script", script);
     let mut command = place.command("", "unshare");
-    let said = said(command.args(["-m", "sh", "-eu", "script"]));
+    let said = said(command.args(["-m", "--propagation", "slave", "sh", "-eu", "script"]));
     assert_eq!((said.code, said.out.as_str()), (0, "kept\n"), "{said:?}");
 }
 

@@ -121,10 +121,15 @@ fn a_directory_becomes_a_git_directory_only_by_consent() {
     assert_eq!(said.code, 125, "{said:?}");
     assert!(said.err.contains("refused\tlib/HEAD\tprotected"), "{}", said.err);
     assert!(!place.exists("base/lib/HEAD") && !place.exists("base/lib/refs"));
-    // Without `refs`, git takes it for an ordinary directory.
     assert_eq!(place.say("base", "apply lib").code, 3);
     place.ok("base", "apply lib/HEAD lib/refs");
     assert_eq!(place.run("--apply", "echo more >> lib/config").code, 125);
+    place.ok("base", "discard");
+    // An apply of one path would leave the `HEAD` that the tree has not any more.
+    let parts = "mkdir -p two/refs; echo evil > two/config; echo 'ref: refs/heads/main' > two/HEAD";
+    assert_eq!(place.run("--apply", parts).code, 0);
+    assert_eq!(place.run("--keep", "rm two/HEAD; mkdir two/objects; echo > two/objects/x").code, 0);
+    assert_eq!(place.say("base", "apply two/objects/x").code, 3);
     place.ok("base", "discard");
     // Objects and branches need no consent.
     let fine = "echo > lib/objects/one; mkdir lib/refs/heads; echo > lib/refs/heads/main";
@@ -162,12 +167,14 @@ fn apply_changes_no_owner_or_capabilities_of_a_privileged_program() {
     let made = place.sh(
         "base",
         "for name in uid gid cap; do cp /bin/true $name; done
-        chown 1000 uid; chmod 4755 uid; chgrp 1000 gid; chmod 2755 gid
+        chown 1000 uid; chmod 4750 uid; chgrp 1000 gid; chmod 2755 gid
         setcap cap_net_bind_service=ep cap",
     );
     assert_eq!(made.code, 0, "{made:?}");
     for (attack, gains) in [
         ("chown 0:0 uid; chmod 4755 uid", "uid\tit would gain the setuid bit"),
+        ("chmod 4755 uid", "uid\tit would gain the setuid bit"),
+        ("chgrp 1000 uid; chmod 4750 uid", "uid\tit would gain the setuid bit"),
         ("chgrp 0 gid; chmod 2755 gid", "gid\tit would gain the setgid bit"),
         ("setcap cap_sys_admin=ep cap", "cap\tit would gain file capabilities"),
     ] {
@@ -175,7 +182,7 @@ fn apply_changes_no_owner_or_capabilities_of_a_privileged_program() {
         assert!(said.code == 125 && said.err.contains(gains), "{attack}: {said:?}");
         place.ok("base", "discard");
     }
-    assert_eq!(place.run("--apply", "touch uid gid cap").code, 0);
+    assert_eq!(place.run("--apply", "touch uid gid cap; chmod 4700 uid").code, 0);
 }
 
 #[test]

@@ -84,7 +84,7 @@ fn hidden_files_in_the_sandbox_do_not_leak() {
             $JAILFS show x:.ssh/id | grep -q SECRET
             $JAILFS run --discard --show .config/gcloud -- sh -euc '
                 grep -q SECRET .moved/gcloud/token; ! grep -rs SECRET .ssh .netrc'
-            $JAILFS apply | grep -q renamed || true
+            $JAILFS apply --protected | grep -q renamed || true
             grep -q SECRET .moved/gcloud/token; grep -q SECRET .moved/git/credentials
             grep -q SECRET .ssh/id; grep -q SECRET .netrc
         "#;

@@ -412,14 +412,15 @@ impl World {
     }
 
     fn undo_apply(&mut self) {
-        let Some(back) = self.epochs.len().checked_sub(2) else {
+        let is_undone = self.undone_at == Some(self.epochs.len());
+        let Some(back) = self.epochs.len().checked_sub(2).filter(|_| !is_undone) else {
             let undo = Request::Apply {
                 paths: Vec::new(),
                 dry_run: false,
                 undo: true,
                 consent: jailfs::sandbox::Consent::ALL,
             };
-            assert!(self.sandbox().handle(undo).is_err(), "nothing was applied");
+            assert!(self.sandbox().handle(undo).is_err(), "nothing can be undone");
             return;
         };
         self.say("undo apply".to_owned());
@@ -432,6 +433,7 @@ impl World {
         }
         if applied.epoch.0 as usize == self.epochs.len() {
             self.epochs.push(wanted);
+            self.undone_at = Some(self.epochs.len());
         }
         self.check(Times::All);
         self.note_seals(&before);

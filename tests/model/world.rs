@@ -89,6 +89,8 @@ pub struct World {
     pub host: Tree,
     /// The base in each epoch, with the inode numbers of the mount.
     pub epochs: Vec<Tree>,
+    /// The number of epochs when an apply was undone last.
+    pub undone_at: Option<usize>,
     pub held: BTreeMap<NodeId, Held>,
     handed_out: u64,
     /// Names that the kernel looked up, and the nodes it got.
@@ -122,6 +124,7 @@ impl World {
             invalidated: Arc::default(),
             tree: host.clone(),
             epochs: vec![host.clone()],
+            undone_at: None,
             numbers: host.nodes.keys().copied().collect(),
             host,
             held: BTreeMap::new(),

@@ -10,6 +10,7 @@ mod mounted;
 mod outcome;
 mod race;
 
+use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::io::{self, IsTerminal};
 use std::path::PathBuf;
@@ -351,11 +352,16 @@ impl Sandboxed {
 
     /// Drops the checkpoints, names, holds and forks of the command.
     fn rewind(&self, sandbox: &Sandbox) -> Result<()> {
-        let by_command = std::mem::take(&mut *self.forked.lock());
-        for name in by_command.into_iter().chain(sandbox.made_forks()) {
-            sandbox.handle(Request::DropFork { name })?;
+        let mut names: BTreeSet<_> = std::mem::take(&mut *self.forked.lock()).into_iter().collect();
+        names.extend(sandbox.made_forks());
+        let mut first_failure = Ok(());
+        for name in names {
+            let dropped = sandbox.handle(Request::DropFork { name }).map(drop);
+            first_failure = first_failure.and(dropped);
         }
-        self.savepoint.as_ref().map_or(Ok(()), |savepoint| sandbox.rewind_to(savepoint))
+        // Even if a fork stays, nothing else of the command may.
+        let rewound = self.savepoint.as_ref().map_or(Ok(()), |before| sandbox.rewind_to(before));
+        first_failure.and(rewound)
     }
 }
 

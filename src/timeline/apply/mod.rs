@@ -37,13 +37,13 @@ pub(in crate::timeline) mod transaction;
 pub(in crate::timeline) mod unfinished;
 pub(in crate::timeline) mod write;
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use crate::error::{Error, Kind, Result};
 use crate::fs::State;
 use crate::fs::merged::lower::Lower;
 use crate::fs::merged::pre_images::PreHistory;
+use crate::store::layer::LayerInfo;
 use crate::store::record::{LayerKind, OpVerb};
 use crate::timeline::apply::plan::Plan;
 use crate::timeline::apply::protected::Consent;
@@ -51,8 +51,8 @@ use crate::timeline::apply::rollback::ROLLED_BACK;
 use crate::timeline::{Common, Target, Timeline};
 use crate::types::{Epoch, TreePath};
 
-/// Begins the seal message of an undo. The epoch of the apply that it undid follows.
-const UNDO_OF: &str = "undo of ";
+/// The seal message of an undo.
+const UNDO: &str = "undo";
 
 impl Common {
     pub(in crate::timeline) fn lower(&self, epoch: Epoch, history: &PreHistory) -> Lower {
@@ -68,21 +68,16 @@ impl Common {
         }
     }
 
-    /// The epoch that the next undo takes back: that of the last apply that is not undone yet. An
-    /// apply that was rolled back does not count. `None` if there is no such apply, or if gc has
-    /// dropped what it replaced.
+    /// The epoch of the last apply, if it is not undone. An apply that was rolled back does not
+    /// count.
     pub(super) fn last_undoable(&self) -> Option<Epoch> {
         let layers = self.store().catalog();
-        let mut undone = BTreeSet::new();
-        for layer in layers.iter().rev().filter(|l| l.header.kind == LayerKind::PreImage) {
-            let (epoch, Some(seal)) = (layer.header.epoch, &layer.seal) else { continue };
-            if let Some(of) = seal.message.strip_prefix(UNDO_OF) {
-                undone.extend(of.parse().map(Epoch));
-            } else if seal.message != ROLLED_BACK && !undone.contains(&epoch) {
-                return (!layer.compact).then_some(epoch);
-            }
-        }
-        None
+        let message = |l: &LayerInfo| {
+            let seal = l.seal.as_ref().filter(|_| l.header.kind == LayerKind::PreImage);
+            seal.map(|seal| seal.message.clone()).filter(|message| message != ROLLED_BACK)
+        };
+        let last = layers.iter().rev().find_map(|l| Some((l.header.epoch, message(l)?)));
+        last.filter(|(_, message)| message != UNDO).map(|(epoch, _)| epoch)
     }
 }
 
@@ -136,9 +131,8 @@ impl Timeline {
         }
     }
 
-    /// Makes the base equal to what it was before the last apply that is not undone yet. If the
-    /// last apply has an unfinished rollback, this tries to finish it. The tree in the mount stays
-    /// as it is.
+    /// Makes the base equal to what it was before the last apply. If the last apply has an
+    /// unfinished rollback, this tries to finish it. The tree in the mount stays as it is.
     ///
     /// # Errors
     /// As [`Timeline::apply`].
@@ -152,7 +146,7 @@ impl Timeline {
         let mut plan = self.plan(self.state_before(applied)?, &[], Consent::ALL)?;
         if plan.is_writable() {
             let (sealed, _) = self.seal_present("undo apply")?;
-            self.write_plan(&mut plan, &format!("{UNDO_OF}{}", applied.0))?;
+            self.write_plan(&mut plan, UNDO)?;
             self.log_operation(OpVerb::UndoApply, plan.describe(), sealed)
                 .map_err(after_writing)?;
         }
@@ -168,12 +162,12 @@ impl Timeline {
         self.log_operation(OpVerb::Apply, plan.describe(), sealed).map(drop)
     }
 
-    /// The epoch of the apply that an undo takes back.
+    /// The epoch of the apply that an undo is for.
     fn apply_to_undo(&self) -> Result<Epoch> {
         self.last_undoable().ok_or_else(|| {
             let why = match self.applies.lock().is_empty() {
                 true => "nothing was applied yet",
-                false => "every apply is undone, or gc has dropped what it replaced",
+                false => "the last apply is undone already",
             };
             Error::new(Kind::NoStore, "undo apply", why)
         })

@@ -10,7 +10,7 @@
 //!   in each directory in which it is started.
 //! * **Privileges** are the setuid bit, the setgid bit of an executable, and file capabilities, if
 //!   the file in the base does not have the same already: with the same owner, group, or
-//!   capabilities. The setgid bit of a directory gives no power.
+//!   capabilities, for the same users. The setgid bit of a directory gives no power.
 
 use serde::{Deserialize, Serialize};
 
@@ -41,10 +41,15 @@ pub const PROTECTED: &[&[&str]] = &[
     &[".git", "config"],
     &[".git", "config.worktree"],
     &[".git", "commondir"],
+    &[".git", "rebase-merge"],
+    &[".git", "rebase-apply"],
+    &[".git", "sequencer"],
     &[".git", "info", "attributes"],
     &[".gitmodules"],
     &[".gitattributes"],
     &[".githooks"],
+    &[".hg", "hgrc"],
+    &[".jj", "repo", "config.toml"],
     &[".github", "workflows"],
     &[".github", "actions"],
     &[".gitlab-ci.yml"],
@@ -64,12 +69,13 @@ pub const PROTECTED: &[&[&str]] = &[
     &[".mcp.json"],
     &[".yarnrc.yml"],
     &[".config", "jailfs"],
-    // Of a home directory.
+    // Of a home directory, but a link there may lead to a file in any directory.
     &[".profile"],
     &[".bashrc"],
     &[".bash_profile"],
     &[".bash_login"],
     &[".bash_logout"],
+    &[".bash_aliases"],
     &[".zshrc"],
     &[".zshenv"],
     &[".zprofile"],
@@ -78,8 +84,10 @@ pub const PROTECTED: &[&[&str]] = &[
     &[".config", "fish"],
     &[".xprofile"],
     &[".xsession"],
+    &[".xsessionrc"],
     &[".xinitrc"],
     &[".config", "autostart"],
+    &[".config", "environment.d"],
     &[".config", "systemd"],
     &[".ssh"],
     &[".gitconfig"],
@@ -87,10 +95,15 @@ pub const PROTECTED: &[&[&str]] = &[
     &[".vimrc"],
     &[".vim"],
     &[".config", "nvim"],
+    &[".emacs"],
+    &[".emacs.d"],
 ];
 /// The names that make a directory a git directory. `commondir` names another directory that has
 /// `objects` and `refs`.
 const OF_GIT_DIR: [&[u8]; 4] = [b"HEAD", b"objects", b"refs", b"commondir"];
+/// For how many directories above one path it is found out whether they are git directories. A path
+/// with more of them that could be, `hooks/hooks/hooks` and so on, counts as protected.
+const MOST_GIT_DIRS: usize = 16;
 
 /// The list of protected paths: the built-in ones, with additions and removals of the user.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -172,26 +185,28 @@ fn is_at_or_below(suffix: &[u8], listed: &[u8]) -> bool {
     suffix.strip_prefix(listed).is_some_and(|rest| rest.is_empty() || rest.starts_with(b"/"))
 }
 
-/// Whether a change of this path is a change of what git runs: because the path is listed, or is
-/// in a git directory of one of the states. In `.git` everything that git runs is listed. Other
-/// directories may have such files without being git directories, so to make one of them a git
-/// directory is such a change, too.
+/// Whether a path is protected: it is listed, or lies in a git directory and would be listed in
+/// `.git`. Also whether a change of it makes a directory a git directory. In `.git` all files that
+/// git runs are listed, but another directory may have them already.
 fn is_protected(
     protected: &Protected,
-    (from, to): (&State, &State),
+    states: (&State, &State),
     path: &TreePath,
 ) -> FsResult<bool> {
     if protected.has(path) {
         return Ok(true);
     }
-    for (dir, below) in dirs_above(path) {
+    let candidates = dirs_above(path).filter_map(|(dir, below)| {
         let (is_listed, makes) = (protected.has_in_git_dir(below), OF_GIT_DIR.contains(&below));
-        if !is_listed && !makes {
-            continue;
+        (is_listed || makes && !is_named_git(&dir)).then_some((dir, is_listed))
+    });
+    for (at, (dir, is_listed)) in candidates.enumerate() {
+        if at >= MOST_GIT_DIRS {
+            return Ok(true);
         }
-        let (was, is) = (is_git_dir(from, &dir)?, is_git_dir(to, &dir)?);
-        let becomes = makes && is && !was && !is_named_git(&dir);
-        if is_listed && (was || is) || becomes {
+        // An apply of some paths leaves names of both states.
+        let is_git = is_git_dir(&[states.0, states.1], &dir)?;
+        if is_git && (is_listed || !is_git_dir(&[states.0], &dir)?) {
             return Ok(true);
         }
     }
@@ -210,23 +225,28 @@ fn is_named_git(dir: &TreePath) -> bool {
     dir.split().is_some_and(|(_, name)| name.as_bytes() == b".git")
 }
 
-/// Whether git would take a directory for a git directory. Git demands more of what is in `HEAD`,
-/// `objects` and `refs`.
-fn is_git_dir(state: &State, dir: &TreePath) -> FsResult<bool> {
-    let kind = |name: &str| -> FsResult<Option<FileKind>> {
+/// Whether git would take a directory with the names that it has in any of the states for a git
+/// directory. Git demands more of what is in `HEAD`, `objects` and `refs`.
+fn is_git_dir(states: &[&State], dir: &TreePath) -> FsResult<bool> {
+    let has = |name: &str, is_wanted: fn(FileKind) -> bool| -> FsResult<bool> {
         let path = TreePath::parse(&[dir.as_bytes(), name.as_bytes()].join(&b'/'))?;
-        Ok(state.kind(&state.resolve(&path)?))
+        for state in states {
+            if state.kind(&state.resolve(&path)?).is_some_and(is_wanted) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     };
-    if kind("HEAD")?.is_none_or(|kind| kind == FileKind::Dir) {
-        return Ok(false);
-    }
-    Ok(kind("commondir")?.is_some() || kind("objects")?.is_some() && kind("refs")?.is_some())
+    Ok(has("HEAD", |kind| kind != FileKind::Dir)?
+        && (has("commondir", |_| true)? || has("objects", |_| true)? && has("refs", |_| true)?))
 }
 
 /// Mode bits that give a program the rights of its owner or group.
 const SETUID: u32 = 0o4000;
 const SETGID: u32 = 0o2000;
+const OWNER_EXECUTE: u32 = 0o100;
 const GROUP_EXECUTE: u32 = 0o010;
+const OTHERS_EXECUTE: u32 = 0o001;
 const CAPABILITY: &[u8] = b"security.capability";
 
 /// The changes that need a consent which the caller does not give, and why.
@@ -295,22 +315,23 @@ fn needs_naming(
     Ok(is_replaced && protected.can_hold(&change.path) && !named.contains(&change.path))
 }
 
-/// A privilege that a file gives to the program in it.
-#[derive(PartialEq, Eq)]
-enum Power {
-    Setuid(u32),
-    Setgid(u32),
-    /// The value of the extended attribute.
-    Capabilities(Vec<u8>),
+/// A privilege that a file gives to the program in it, and who may run that program.
+struct Power {
+    text: &'static str,
+    /// The owner, the group, or the value of the extended attribute.
+    value: Vec<u8>,
+    execute: u32,
+    uid: u32,
+    gid: u32,
 }
 
 impl Power {
-    fn text(&self) -> &'static str {
-        match self {
-            Power::Setuid(_) => "the setuid bit",
-            Power::Setgid(_) => "the setgid bit",
-            Power::Capabilities(_) => "file capabilities",
-        }
+    /// Whether it gives all that `other` gives, to all users to whom `other` gives it.
+    fn covers(&self, other: &Power) -> bool {
+        let is_same = self.text == other.text && self.value == other.value;
+        let owner = self.uid == other.uid || other.execute & OWNER_EXECUTE == 0;
+        let group = self.gid == other.gid || other.execute & GROUP_EXECUTE == 0;
+        is_same && other.execute & !self.execute == 0 && owner && group
     }
 }
 
@@ -323,22 +344,25 @@ fn privileges(from: &State, to: &State, change: &PathChange) -> FsResult<Option<
     // A file whose content changes is another program, so it gains the privileges of the old one.
     let keeps = change.what == What::Attributes && from.kind(&change.old) == Some(FileKind::File);
     let was = if keeps { powers_of(from.node(&change.old)?.as_ref()) } else { Vec::new() };
-    let gained = is.iter().filter(|power| !was.contains(power)).map(Power::text);
-    let gained: Vec<&str> = gained.collect();
+    let is_new = |power: &&Power| !was.iter().any(|old| old.covers(power));
+    let gained: Vec<&str> = is.iter().filter(is_new).map(|power| power.text).collect();
     Ok((!gained.is_empty()).then(|| gained.join(" and ")))
 }
 
 fn powers_of(node: &Node) -> Vec<Power> {
-    let (mode, mut powers) = (node.meta.mode, Vec::new());
+    let (mode, uid, gid) = (node.meta.mode, node.meta.uid, node.meta.gid);
+    let execute = mode & (OWNER_EXECUTE | GROUP_EXECUTE | OTHERS_EXECUTE);
+    let power = |text, value: &[u8]| Power { text, value: value.to_vec(), execute, uid, gid };
+    let mut powers = Vec::new();
     if mode & SETUID != 0 {
-        powers.push(Power::Setuid(node.meta.uid));
+        powers.push(power("the setuid bit", &uid.to_ne_bytes()));
     }
     if mode & SETGID != 0 && mode & GROUP_EXECUTE != 0 {
-        powers.push(Power::Setgid(node.meta.gid));
+        powers.push(power("the setgid bit", &gid.to_ne_bytes()));
     }
     let all = node.xattrs.iter().flat_map(|all| all.iter());
     let capabilities = all.filter(|(name, _)| name.as_slice() == CAPABILITY);
-    powers.extend(capabilities.map(|(_, value)| Power::Capabilities(value.to_vec())));
+    powers.extend(capabilities.map(|(_, value)| power("file capabilities", value)));
     powers
 }
 

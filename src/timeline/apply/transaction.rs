@@ -43,7 +43,7 @@ struct Transaction {
 
 impl Timeline {
     /// Makes the base look as the plan says, and notes in the plan what the base did not keep.
-    /// Seals that with `message`. Returns the epoch that this begins.
+    /// Seals the pre-image layer with `message`. Returns the epoch that this begins.
     ///
     /// # Errors
     /// Fails if the plan cannot be written; the base is then as it was before. The error says so if

@@ -544,8 +544,8 @@ impl Common {
         all.iter().map(|l| (index_in_history(l.header.epoch), l.header.layer)).collect()
     }
 
-    /// The pre-image layers through which a needed state or an open file sees the base, and those
-    /// from the last apply on that can be undone.
+    /// The pre-image layers through which a needed state or an open file sees the base, and that of
+    /// the last apply, which can be undone.
     fn needed_pre_images(
         &self,
         keep: &Keep,

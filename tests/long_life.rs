@@ -146,7 +146,7 @@ fn a_store_in_which_the_same_is_repeated_does_not_grow() {
             }
             if turns % 8 == 0 {
                 apply(&sandbox, true);
-                apply(&sandbox, true);
+                apply(&sandbox, false);
             }
             if turns % 5 == 0 {
                 gc(&sandbox, 10, 3);

@@ -222,6 +222,7 @@ impl World {
             found.unwrap_or_else(|error| panic!("{} in the base: {error}", writer.name))
         };
         let found: Vec<State> = self.heads[0].writers.iter().map(read).collect();
+        let is_undo = matches!(pending, Pending::Undo);
         let other = match pending {
             Pending::Apply { base } => Some(base),
             Pending::Undo => self.before_apply.clone(),
@@ -241,7 +242,9 @@ impl World {
             // If both are possible, the target of an undo is unknown.
             (Ok(_), Some(Ok(_))) => self.before_apply = None,
             (Ok(_), _) => {}
-            (Err(_), Some(Ok(_))) => self.before_apply = Some(self.base.clone()),
+            (Err(_), Some(Ok(_))) => {
+                self.before_apply = (!is_undo).then(|| self.base.clone());
+            }
         }
         if is_after {
             self.count("of them done");

@@ -205,8 +205,9 @@ impl World {
         let Some(said) = self.ask(0, &["apply", "--undo", "--json"], control) else {
             return Pending::Undo;
         };
+        // An apply is undone once.
         if said.last().unwrap()["changes"].as_u64() != Some(0) {
-            self.before_apply = Some(std::mem::replace(&mut self.base, before));
+            (self.base, self.before_apply) = (before, None);
         }
         self.count("undone applies");
         Pending::Nothing

@@ -125,11 +125,16 @@ fn a_directory_becomes_a_git_directory_only_by_consent() {
     place.ok("base", "apply lib/HEAD lib/refs");
     assert_eq!(place.run("--apply", "echo more >> lib/config").code, 125);
     place.ok("base", "discard");
-    // An apply of one path would leave the `HEAD` that the tree has not any more.
+    // The tree has no `HEAD` any more. But the base has it, and an apply of one path leaves it.
     let parts = "mkdir -p two/refs; echo evil > two/config; echo 'ref: refs/heads/main' > two/HEAD";
     assert_eq!(place.run("--apply", parts).code, 0);
     assert_eq!(place.run("--keep", "rm two/HEAD; mkdir two/objects; echo > two/objects/x").code, 0);
     assert_eq!(place.say("base", "apply two/objects/x").code, 3);
+    place.ok("base", "discard");
+    // The base can be a git directory itself.
+    assert_eq!(place.sh("", "git init -q --bare base").code, 0);
+    let said = place.run("--apply", "echo evil > hooks/pre-push");
+    assert!(said.code == 125 && said.err.contains("refused\thooks/pre-push\t"), "{said:?}");
     place.ok("base", "discard");
     // Objects and branches need no consent.
     let fine = "echo > lib/objects/one; mkdir lib/refs/heads; echo > lib/refs/heads/main";

@@ -72,12 +72,13 @@ impl Common {
     /// count.
     pub(super) fn last_undoable(&self) -> Option<Epoch> {
         let layers = self.store().catalog();
-        let message = |l: &LayerInfo| {
+        let is_written = |l: &&LayerInfo| {
             let seal = l.seal.as_ref().filter(|_| l.header.kind == LayerKind::PreImage);
-            seal.map(|seal| seal.message.clone()).filter(|message| message != ROLLED_BACK)
+            seal.is_some_and(|seal| seal.message != ROLLED_BACK)
         };
-        let last = layers.iter().rev().find_map(|l| Some((l.header.epoch, message(l)?)));
-        last.filter(|(_, message)| message != UNDO).map(|(epoch, _)| epoch)
+        let last = layers.iter().rfind(is_written)?;
+        let is_undo = last.seal.as_ref().is_some_and(|seal| seal.message == UNDO);
+        (!is_undo).then_some(last.header.epoch)
     }
 }
 
